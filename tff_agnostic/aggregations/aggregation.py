@@ -1,8 +1,8 @@
-"""The aggregation interface, with the plain sum as its defaults; bounds and limits.
+"""The aggregation interface, whose defaults are the plain sum; bounds and limits of values.
 
-An aggregation transforms a client's output before the sum over the cohort, and the result after it.
-It consists of pure functions around one sum, and of its own state on the server. `PlainSum` leaves
-values unchanged; `secure_sum.SecureSum` turns them into bounded integers.
+An aggregation encodes a client's output before the sum over the cohort, and decodes the sum on the
+server. It consists of pure functions, and of its own state on the server. `PlainSum` leaves values
+unchanged; `secure_sum.SecureSum` turns them into bounded integers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClientFacts(NamedTuple):
     Attributes:
         seed: The client's seed in this round, int64 scalar.
         examples_cut: Number of the client's examples beyond the limit, int64 scalar.
-        place: Its `Place` in the cohort; () unless the aggregation numbers clients.
+        place: `Place` of the client in the cohort; () unless the aggregation numbers clients.
     """
 
     seed: tf.Tensor
@@ -87,17 +87,17 @@ class Bound:
 
     Attributes:
         limit: Maximum absolute value.
-        signed: Whether negative values are allowed; real values only.
+        signed: Whether negative values are allowed; only for real values.
         integer: Whether the values are int64 without quantisation.
         ratio: Name shared by the values that are scaled together; None for an independent value.
-        entrywise: Whether entry i is scaled with entry i of the others, as for vectors with an
-            entry per domain; otherwise all entries of all values share one factor.
-        denominator: Whether the other values of its ratio are divided by it. If a private sum of it
-            is below its noise, these values count as absent.
-        exclusive_group: Name shared by alternatives: for each client at most one is nonzero. None
-            for other values.
-        public_sum: The sum over a round, if it is known without the clients' values. A private
-            aggregation uses it instead of the sum, and clients do not send the value.
+        entrywise: Whether each entry i of the ratio's values has its own factor, as for vectors
+            with an entry per domain; otherwise all entries share one factor.
+        denominator: Whether this value is the denominator of its ratio. If its private sum is below
+            the noise, the other values of the ratio count as absent.
+        exclusive_group: Name shared by mutually exclusive values: for each client at most one of
+            them is nonzero. None for other values.
+        public_sum: Sum over a round, if it is known in advance. A private aggregation uses it
+            instead of the clients' values, which are not sent. None if unknown.
         max_norm: Maximum l2 norm of all entries together, to which private sums clip; None for
             `limit`.
         contributing: With a public sum, the expected fraction of a round's clients that contribute
@@ -122,7 +122,7 @@ class Bound:
 
 
 class FederatedSums(Protocol):
-    """The sums over clients of a federated computation; TFF's are in `tff_process`.
+    """Sums over clients in a federated computation; TFF's are in `tff_process.TffSums`.
 
     An aggregation selects the sums that it requires. Values are placed at the clients, sums at the
     server.
@@ -181,7 +181,7 @@ class Aggregation:
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether simulated clients receive their place in the cohort, as a part of their seeds."""
+        """Whether simulated clients receive their place in the cohort, to draw separate noise."""
         return False
 
     @property
@@ -216,7 +216,7 @@ class Aggregation:
         return []
 
     def rounding(self, bound: Bound) -> float:
-        """Returns the maximum change between a value within its bound and its contribution."""
+        """Returns the maximum difference between a value within its bound and its encoding."""
         del bound
         return 0.0
 
@@ -240,11 +240,11 @@ class Aggregation:
         return state, summed, OrderedDict()
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
-        """Describes the report of `decode`.
+        """Returns descriptions of the values that `decode` reports.
 
         Args:
             bounds: Bounds of a client's output.
-            prefix: First part of the names, which distinguishes communication steps.
+            prefix: Prefix of their names, which distinguishes communication steps.
         """
         del bounds, prefix
         return OrderedDict()
@@ -255,8 +255,8 @@ class PlainSum(Aggregation):
     """The sum of unmodified values.
 
     Attributes:
-        limits: Limits, not enforced here; algorithms derive bounds from them, which shows that each
-            value has a bound.
+        limits: Limits from which algorithms derive bounds. Plain sums do not enforce the limits,
+            but every value must have a bound.
         name: Name of the aggregation.
     """
 

@@ -38,7 +38,7 @@ def keystream(
 
     Args:
         key: The key, int64 [4]: its 32 bytes as little-endian numbers.
-        nonce: 12 bytes as little-endian words, uint32 [3]. No two streams of a key may share one.
+        nonce: 12 bytes as little-endian words, uint32 [3]; unique among the streams of a key.
         num_words: Number of 32-bit words.
         first_block: Block counter of the first words, uint32 scalar; 0 if None. A block is
             `BLOCK_WORDS` words.
@@ -122,7 +122,7 @@ def _quarter_round(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> _R
 
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Rotates words to the left."""
+    """Rotates words to the left by some bits."""
     return tf.bitwise.bitwise_or(
         tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
         tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)),

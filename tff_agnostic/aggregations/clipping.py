@@ -1,4 +1,4 @@
-"""Groups of values, each with a share of the privacy budget: clipping, and noisy sums.
+"""Clips groups of values, each with a share of the privacy budget; post-processes noisy sums.
 
 All values that clients send in a round form one release. Every value belongs to a group with a
 bounded l2 norm. Noise with standard deviation z_g times the bound of group g, for all groups, is as
@@ -41,9 +41,9 @@ def finite(value: tf.Tensor) -> tf.Tensor:
 def scaled_ratios(values: Sequence[tf.Tensor], bounds: Sequence[Bound]) -> list[tf.Tensor]:
     """Scales values that form a ratio so that the norm of each is within its bound.
 
-    Updates are scaled together with their weights, but their own norm is ignored here, as they are
-    clipped afterwards. An integer n becomes floor(f n), and the matching entries of the other
-    values are scaled by floor(f n) / n, as in secure sums.
+    An update is scaled together with its weight, but its own norm is ignored here, as `clip` clips
+    it afterwards. For a factor f, an integer n becomes floor(f n), and the matching entries of the
+    other values are scaled by floor(f n) / n, as in secure sums.
     """
     scaled = list(values)
     ratios = dict.fromkeys(bound.ratio for bound in bounds if bound.ratio is not None)
@@ -73,7 +73,7 @@ def whole_factor(
     bounds: Sequence[Bound],
     members: Sequence[int],
 ) -> tf.Tensor:
-    """Returns the largest factor per entry for which integers of a ratio remain integers."""
+    """Lowers a factor, entry by entry, so that integers of a ratio remain integers."""
     for i in members:
         if bounds[i].integer:
             count = tf.cast(values[i], tf.float64)
@@ -113,8 +113,8 @@ class Group:
     Attributes:
         name: Human-readable name, such as "domain_losses".
         positions: Positions of the values in the flattened output.
-        limit: The bound; for an update the bound at a clip norm of 1.
-        is_update: Whether it is clipped to a clip norm; other groups have fixed bounds.
+        limit: Bound of the norm; for an update, its bound at a clip norm of 1.
+        is_update: Whether the bound is a multiple of a clip norm; otherwise it is fixed.
     """
 
     name: str
@@ -128,10 +128,10 @@ class _Part(NamedTuple):
 
     Attributes:
         positions: Positions of the group's values.
-        share: w_g.
-        norm: |x_g|, float64 scalar.
-        limit: c_g, float64 scalar.
-        rounding: Squared maximum length that rounding adds to x_g.
+        share: Share w_g of the privacy budget.
+        norm: Norm |x_g| of the values, float64 scalar.
+        limit: Bound c_g of the norm, float64 scalar.
+        rounding: Square of the maximum norm that rounding adds to x_g.
     """
 
     positions: tuple[int, ...]
@@ -153,8 +153,8 @@ def clip(
 
     Args:
         clip_norms: The clip norm of each update among the groups, float32 scalars.
-        rounding: Maximum change of each value when it is sent, such as half a step of secure sums;
-            0 if empty. The bounds hold for the sent values.
+        rounding: Maximum change of each value when it is encoded, such as half a step of secure
+            sums; none if empty. The bounds hold for the encoded values.
         joint_shares: w_g of each group, to clip them as one vector; None to clip each alone.
             Integers without a ratio, such as a count of clients, would be 0 after any scaling, so
             they are always clipped alone.
@@ -193,7 +193,7 @@ def clip(
 def _jointly_clipped(
     values: Sequence[tf.Tensor], bounds: Sequence[Bound], parts: Sequence[_Part]
 ) -> dict[int, tf.Tensor]:
-    """Returns the values of all parts by position, clipped as one vector.
+    """Clips the values of all parts as one vector; returns them by position.
 
     Group g has the component v_g = sqrt(w_g) x_g / c_g, and v is scaled to a norm of at most
     sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on x_g, as when each group is
@@ -222,9 +222,9 @@ def _jointly_clipped(
 def bound_groups(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
     """Returns the groups of an output; values with a public sum belong to none.
 
-    Signed values of a ratio are an update: a model delta times the client's weight. Its bound
-    includes the weight: if the sum of weights is public, the mean weight of the contributing
-    clients, and otherwise the maximum weight.
+    Signed values of a ratio form an update: a model delta times the client's weight. An update's
+    bound is the clip norm times a weight: the mean weight of contributing clients if the sum of
+    weights is public, otherwise the maximum weight.
 
     Args:
         bounds: Bounds in the structure of the output, a named tuple.
@@ -303,7 +303,7 @@ def without_noise_below(
     bounds: Sequence[Bound],
     absent_below: float,
 ) -> list[tf.Tensor]:
-    """Removes values below their noise from sums, and limits ratios.
+    """Sets sums below their noise to zero, and limits ratios.
 
     A denominator below `absent_below` standard deviations of its noise becomes zero, as do the
     values divided by it. Other numerators are clipped to between 0 and their maximum ratio to the

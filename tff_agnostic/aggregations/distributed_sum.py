@@ -3,19 +3,19 @@
 A client scales each group of its clipped output to a norm of c steps, rotates updates, rounds to
 integers, adds its share of Skellam noise (Agarwal, Kairouz, Liu 2021), and submits them modulo a
 power of two to a modular secure sum. The server takes the integers nearest zero, rotates back and
-rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits suffice. Single
-sums are not rotated.
+rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits suffice. Other
+values, such as losses and counts, are not rotated.
 
-**Participation is secret** if each client's own coin decides it. A public number of clients reports
-in each round; clients excluded by their coin send zeros with their share of the noise. To all other
-parties they look like clients with zero values. A simulation does not run them one by one: an entry
-of the cohort represents as many of them as one table for their joint noise allows.
+**Participation is secret** if each client decides by its own coin flip. A public number of clients
+reports in each round. Those that the coin excludes are silent: they send zeros plus their share of
+the noise, and no other party can distinguish them from clients with zero values. A simulation does
+not run silent clients one by one: an entry of the cohort represents as many of them as have joint
+noise that fits one table.
 
-**In a simulation** the noise of all clients derives from one key, which the server sends them, so
-that a run is repeatable. Anyone with the key can remove the noise, and clients have it: that is
-sound only if one process simulates all parties. On a device the noise must be the device's own
-draw, and no key is sent: `DeviceSum` is the same sum without it, for devices that add noise and
-toss coins themselves.
+**In a simulation** the noise of all clients derives from one key, which the server sends to them,
+so that a run is repeatable. A holder of the key can remove the noise. This is private only if one
+process simulates all parties. A real device must draw its noise itself, without a key: for such
+devices `DeviceSum` is the same sum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.base.stateless_random import fold_in, uniform
 
-# Use of a client's seed for the rounding of its values.
+# Number by which the seed of random rounding derives from a client's seed.
 _ROUNDING = 7
 
 
@@ -57,11 +57,10 @@ class Integers(NamedTuple):
     """A client's submission; all fields are int64.
 
     Attributes:
-        values: Residues, in the shapes of the released values. A rotated group may have further
-            residues.
-        padding: The further residues of each rotated group.
-        num_clients: 1, so that the server learns the number of clients with noise in the sum. An
-            entry for several silent clients has their number.
+        values: Residues of the released values, in their shapes.
+        padding: The further residues of each rotated group, whose size is padded to a power of two.
+        num_clients: Number of clients that the entry represents: 1, or the number of silent
+            clients. The server thus learns the number of clients with noise in the sum.
     """
 
     values: ClippedOutput
@@ -77,16 +76,17 @@ MODULAR = ("values", "padding")
 class DistributedDpSum(PrivateAggregation):
     """Sums of clipped client outputs, as integers to which clients added noise.
 
-    It has the properties of the inner secure sum. `SecurityProperty.SECRET_NOISE` concerns a
-    server's key, but simulated clients receive the key: no part of the state is secret. Nor does a
-    minimum number of clients apply per round: a Poisson cohort may be small at random.
+    It has the guarantees of the inner secure sum, but not `SecurityProperty.SECRET_NOISE`:
+    simulated clients receive the key, so no part of the state is secret. No minimum number of
+    clients per round applies, as a Poisson cohort may be small at random.
 
     Attributes:
-        noise_multiplier: z; it determines the number of bits, so equal sums have equal multipliers.
+        noise_multiplier: Noise multiplier z. It determines the number of bits, so equality compares
+            it.
         min_noise_clients: Minimum number of clients with noise in a sum. A sum over fewer is
-            discarded, and treated as the sum over no clients.
+            treated as the sum over no clients.
         noise_clients: Number of clients that report in a round, each with its share of the noise; 0
-            for the expected number. If it is larger, a coin excludes the surplus.
+            for the expected number of training clients. Any surplus is silent, by coin flips.
         bundle: Maximum number of silent clients that one entry of a simulated cohort represents.
         integer_clip: Number of integer steps in the bound of each group: more steps mean less
             rounding noise, and integers with more bits.
@@ -120,7 +120,7 @@ class DistributedDpSum(PrivateAggregation):
         return tuple(dataclasses.replace(sum_, bundle=bundle) for sum_ in sums)
 
     def on_clients(self) -> DistributedDpSum:
-        """Returns it without the key, which clients receive in the broadcast."""
+        """Returns the aggregation without the key, which clients receive in the broadcast."""
         return dataclasses.replace(self, noise_key=())
 
     def client_params(self, state: PrivateState) -> ClientParams:
@@ -162,7 +162,7 @@ class DistributedDpSum(PrivateAggregation):
     ) -> Integers:
         """Clips and rounds an output, and adds a client's share of the noise."""
         silent = self._silent(client)
-        # A silent client sends only noise, also for its bit and its counts.
+        # A silent client sends only noise, even for its counts and its bit of adaptive clipping.
         released = tf.nest.map_structure(
             lambda value: tf.where(silent > 0, tf.zeros_like(value), value),
             self.clipped(params.clip_norms, output, bounds),
@@ -184,14 +184,14 @@ class DistributedDpSum(PrivateAggregation):
         return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
 
     def _silent(self, client: ClientFacts) -> tf.Tensor:
-        """On a client: returns its number of silent clients; see `IntegerCodec.encode`."""
+        """On a client: returns the number of silent clients that it represents; 0 for none."""
         silent: tf.Tensor = client.place.silent
         return silent
 
     def _draws(
         self, params: ClientParams, client: ClientFacts, codecs: Sequence[IntegerCodec]
     ) -> list[ClientNoise]:
-        """On a client: returns the client's random numbers for each group."""
+        """On a client: returns its random numbers for each group."""
         release = Release(params.noise_key, self.exchange, params.releases)
         return self.options.generator.client_draws(release, client.place.number, codecs)
 
@@ -205,7 +205,7 @@ class DistributedDpSum(PrivateAggregation):
         return sums.joined(Integers(summed[0], summed[1], num_clients))
 
     def bit_widths(self, spec: Integers, bounds: Any) -> Any:
-        """Returns the bits of each part of a submission; for integers the bits of their sums.
+        """Returns the bit width of each value; for residues the bit width of their sum.
 
         Args:
             spec: Specs of a client's submission.
@@ -272,10 +272,10 @@ class DistributedDpSum(PrivateAggregation):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSum(DistributedDpSum):
-    """The sum for devices that add their noise themselves, to the integers of `encode`.
+    """The sum for devices that themselves add noise to the integers that `encode` returns.
 
-    No key is sent. The rounding direction of a value derives from the client's seed, which the
-    server may know: the bound on a client's influence holds for any rounding.
+    Clients receive no key. The server may know a client's seed, from which rounding directions
+    derive: the bound on a client's influence holds for any rounding.
     """
 
     numbers_clients = False

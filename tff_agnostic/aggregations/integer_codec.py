@@ -27,7 +27,7 @@ from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
 # Margin for the error that float32 adds to a norm in a rotation.
 _ROOM = 1.0 - 2.0**-14
-# Maximum bits of residue and number of clients together, for int64 sums in a simulation.
+# Maximum bits of a sum of residues over all clients, as simulations sum in int64.
 _MAX_BITS = 62
 # Maximum number of random words for the noise of one value.
 _MAX_WORDS = 1024
@@ -35,7 +35,8 @@ _MAX_WORDS = 1024
 _ROTATION = 1
 # Maximum probability that a coordinate of a group's vector wraps around in a round.
 WRAP_PROBABILITY = 1e-9
-# Larger factors need more multiplications, smaller ones more passes over the vector.
+# Maximum size of a factor of the Hadamard matrix: larger factors need more multiplications, smaller
+# factors more passes over the vector.
 _MAX_FACTOR = 32
 
 
@@ -126,7 +127,7 @@ class IntegerCodec:
         release: tf.Tensor,
         silent: tf.Tensor,
     ) -> tf.Tensor:
-        """On a client: returns its residues, int64 [`size`].
+        """On a client: returns the residues of its values, int64 [`size`].
 
         Args:
             values: The group's values, with a joint norm of at most `limit`.
@@ -136,7 +137,7 @@ class IntegerCodec:
             silent: Number of silent clients that the residues represent, 1 or `bundle`, int32
                 scalar; 0 for one participating client.
         """
-        # A group of few values may contain integers beyond float32.
+        # Groups that are not rotated may contain integers beyond the precision of float32.
         dtype = tf.float32 if self.is_rotated else tf.float64
         vector = joined([tf.cast(value, dtype) for value in values])
         scale = tf.math.divide_no_nan(tf.constant(self._limit_steps, tf.float64), limit)
@@ -215,11 +216,11 @@ def sum_bits(
 ) -> int:
     """Returns the number of bits that the modular sum of a group's vectors needs.
 
-    A coordinate then wraps around with a probability of at most `WRAP_PROBABILITY`. A third of it
-    is for each of three events: a Poisson cohort of more than M clients; a noiseless sum beyond its
-    bound, which is M times the norm, or a sub-Gaussian bound for a rotated vector; and noise beyond
-    its bound. Tails of Poisson and Skellam numbers of variance v are bounded by exp(-t^2 / (2 (v +
-    t / 3))).
+    With this number a coordinate wraps around with a probability of at most `WRAP_PROBABILITY`.
+    Three events share it equally: a Poisson cohort of more than M clients; a noiseless sum beyond
+    its bound, which is M times the norm, or a sub-Gaussian bound for a rotated vector; and noise
+    beyond its bound. Tails of Poisson and Skellam numbers of variance v are bounded by exp(-t^2 /
+    (2 (v + t / 3))).
 
     Args:
         max_norm: Norm of a client's vector before rounding.

@@ -1,9 +1,9 @@
-"""Kinds of noise: the server's, as functions of the release number, and clients' Skellam noise.
+"""Kinds of noise: independent noise and tree noise of the server, and Skellam noise of clients.
 
-On the server, `gaussian` is fresh noise for each release. `TreeResidual` is the noise of tree
-aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the total noise is the noise of the
-nodes of a binary tree that cover 1 to t, so that the privacy cost of all prefix sums grows only
-with the logarithm of the rounds. `noise_generators` draws the numbers.
+On the server, `gaussian` is independent noise for each release, that is, for each noisy sum.
+`TreeResidual` is the noise of tree aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the
+total noise is the sum over the nodes of a binary tree that cover 1 to t, so that the privacy cost
+of all prefix sums grows only with the logarithm of the rounds. `noise_generators` draws numbers.
 
 Clients add symmetric Skellam noise, the difference of two Poisson numbers with equal means. A sum
 over clients is Skellam noise with the summed variance. Numbers are looked up in a table of the
@@ -25,10 +25,10 @@ import numpy as np
 
 from tff_agnostic.base.later import tf
 
-# Offset between the node indices of different trees.
+# Offset between node indices of consecutive trees.
 _TREE = 2**40
 _WORD_BITS = 64
-# Bits of the largest table, which takes half a megabyte.
+# Bits of the column index in the largest table, which takes half a megabyte.
 _MAX_TABLE_BITS = 16
 # -log of the probability of all values outside of a table.
 _LOG_INVERSE = (_WORD_BITS + 1) * math.log(2)
@@ -60,7 +60,7 @@ class Noise(Protocol):
 
 
 class Release(NamedTuple):
-    """A release, and the secret key of its noise.
+    """Position of a noisy sum (a release) in a run, with the secret key of its noise.
 
     Attributes:
         key: The secret key, int64, in the generator's length.
@@ -74,7 +74,7 @@ class Release(NamedTuple):
 
 
 class NoisedGroup(NamedTuple):
-    """Values with noise of one standard deviation, z_g C_g.
+    """Values that get noise of the same standard deviation, z_g C_g.
 
     Attributes:
         positions: Positions of the values in the release.
@@ -95,7 +95,7 @@ def gaussian(draw: Draw, release: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class TreeResidual:
-    """Tree aggregation: the noise of the prefix sum up to a release, less the previous prefix's.
+    """Tree aggregation: the noise of a release's prefix sum, less the noise of the previous one.
 
     With t = m 2^j, m odd, the nodes that cover 1 to t are the nodes that cover 1 to t - 1, with j
     of them replaced by one node of level j.
@@ -135,9 +135,9 @@ class SkellamTable(NamedTuple):
 
     Attributes:
         entries: int64 [2^b]. The last b bits of a random word select the column c. If the word's
-            other bits, as a signed number, are less than those of entries[c], the value is c,
-            otherwise the last b bits of entries[c]; in both cases less 2^(b - 1).
-        bits: Number b of the bits of a column.
+            other bits, as a signed number, are less than those of entries[c], the value is c -
+            2^(b - 1). Otherwise it is the last b bits of entries[c], less 2^(b - 1).
+        bits: Number b of bits of a column's index.
     """
 
     entries: np.ndarray
@@ -154,8 +154,8 @@ def skellam(
 
     Args:
         words: Random 64-bit words, int64 [`skellam_words` of the first variance].
-        variances: The variances to choose from, ascending; if there are several, the last one has a
-            table.
+        variances: Variances to choose from, in ascending order. Of several variances the last one
+            must fit a table.
         which: Index of the noise's variance, an integer scalar; None if there is a single variance.
     """
     table = skellam_table(variances[-1])
@@ -180,7 +180,7 @@ def skellam_words(variance: float, size: int) -> int:
 
 
 def beyond_sums(variance: float, num_clients: int) -> float:
-    """Bounds the probability that a noise sum exceeds every sum that tables can yield.
+    """Bounds the probability that an exact noise sum exceeds every sum that tables can yield.
 
     This is Chernoff's bound of the Skellam distribution, for both signs of the sum.
 
@@ -222,7 +222,7 @@ def _looked_up(
     places = columns if which is None else columns + tf.cast(which, tf.int64) * 2**bits
     columns_entries = tf.gather(tf.constant(entries), places)
     others = tf.bitwise.bitwise_and(columns_entries, last_bits)
-    # A word that is equal before its last bits is then not less.
+    # With its last bits set, a word with equal leading bits does not compare as less.
     is_first = tf.bitwise.bitwise_or(words, last_bits) < columns_entries
     return tf.where(is_first, columns, others) - 2 ** (bits - 1)
 
@@ -244,9 +244,8 @@ def max_clients_per_table(variance: float, num_clients: int) -> int:
 def skellam_table(variance: float) -> Optional[SkellamTable]:
     """Returns the table of a variance; None if it needs more than 2^16 columns.
 
-    The fraction of words of each value except 0 is its probability, rounded to a multiple of 2^-64;
-    0 has the remaining words. Values with a probability below 2^-65 have no word; see
-    `beyond_sums`.
+    The fraction of words that yield a value is its probability, rounded to a multiple of 2^-64; 0
+    gets the remaining words. Values with a probability below 2^-65 get no word; see `beyond_sums`.
     """
     bits = _table_bits(variance)
     return None if bits > _MAX_TABLE_BITS else SkellamTable(alias_table(variance, bits), bits)
@@ -267,11 +266,11 @@ def _table_bits(variance: float) -> int:
 
 
 def _counts(variance: float, largest: int) -> list[int]:
-    """Returns the numbers of words, of 2^64, for 0 to `largest`; -k has as many as k.
+    """Returns the number of the 2^64 words for each of 0 to `largest`; -k has as many as k.
 
     The probability of k is exp(-v) I_k(v), with the modified Bessel function and the variance v.
     Ratios follow from I_{k-1} = I_{k+1} + (2 k / v) I_k, starting far above the largest k, where
-    the initial values hardly matter (Miller); their sum is known.
+    the initial values hardly matter (Miller's algorithm). Probabilities sum to 1.
     """
     if variance == 0:
         return [2**_WORD_BITS] + [0] * largest
@@ -293,7 +292,7 @@ def _counts(variance: float, largest: int) -> list[int]:
 
 
 def _alias_table(counts: list[int], bits: int) -> np.ndarray:
-    """Returns the entries of a table from the number of words, of 2^64, per value."""
+    """Returns the entries of a table, from the number of the 2^64 words for each value."""
     in_column = 2 ** (_WORD_BITS - bits)
     firsts, others = alias_columns(counts, in_column)
     # A column without a second value has its own value twice.
@@ -302,10 +301,10 @@ def _alias_table(counts: list[int], bits: int) -> np.ndarray:
 
 
 def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[int]]:
-    """Returns columns of equal size that contain all choices of some values (Vose 1991).
+    """Distributes the choices of all values over columns of equal size (Vose 1991).
 
     Args:
-        counts: Number of choices of each value; their sum is the size of all columns together.
+        counts: Number of equally probable choices of each value; together they fill all columns.
         in_column: Number of choices per column. Each value has one column.
 
     Returns:

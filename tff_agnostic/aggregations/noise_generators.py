@@ -1,4 +1,4 @@
-"""Noise of servers and simulated clients, from a secret key and the position of the noise.
+"""Generates noise of servers and simulated clients, from a secret key and the noise's position.
 
 - **A server's noise** derives from ChaCha20's key stream, in integer steps of a grid, see below.
 - **Noise of simulated clients** is looked up in tables, with the random words of one of two
@@ -21,16 +21,17 @@ released:
   as rounding their sum, and post-processing costs nothing. This requires that a client changes r by
   at most s / z steps; see `_stretch`.
 
-**The noise is drawn as digits.** x_0 + m x_1 + m^2 x_2 has, for independent discrete Gaussians x_k
-of standard deviation t, a distribution with every probability equal to that of one discrete
-Gaussian of s = t sqrt(1 + m^2 + m^4) up to a factor 1 +- 2^-180: m steps are t / 2.54, and the sums
-over shifted grids that distinguish the two differ by 4 exp(-2 pi^2 (t / m)^2) (Poisson's summation
-formula; Micciancio and Walter 2017 have the general case). A discrete Gaussian differs from a
-rounded one by a factor 1 +- 2^-54, out to 11.5 standard deviations, which changes no digit of
-epsilon. Each digit is looked up in an alias table (Walker 1977, Vose 1991) with 15 bits for the
-column, and 64 bits for the choice in it. For a tied choice, once in 2^64 digits, the 19 other bits
-of the columns' word decide. Probabilities are thus accurate to 2^-99, and the total variation
-between a drawn number and the accounted noise is at most `VARIATION`.
+**The noise is drawn as digits.** For independent discrete Gaussians x_k of standard deviation t,
+the sum x_0 + m x_1 + m^2 x_2 has almost the distribution of one discrete Gaussian of standard
+deviation s = t sqrt(1 + m^2 + m^4): every probability agrees up to a factor 1 +- 2^-180. The error
+is 4 exp(-2 pi^2 (t / m)^2) with t / m = 2.54, by Poisson's summation formula (Micciancio and Walter
+2017 have the general case). A discrete Gaussian differs from a rounded one by a factor 1 +- 2^-54,
+out to 11.5 standard deviations, which changes no digit of epsilon.
+
+Each digit is looked up in an alias table (Walker 1977, Vose 1991) with 15 bits for the column, and
+64 bits for the choice in it. The choice is tied once in 2^64 digits; 19 other bits of the word that
+selects columns then decide. Probabilities are thus accurate to 2^-99, and the total variation
+distance of a drawn number from the accounted noise is at most `VARIATION`.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ WORDS = 1 + _DIGITS
 MAX_MULTIPLIER = 4096.0
 # Values are clipped to this multiple of their group's bound, more than any sum over clients.
 _MAX_CLIENTS = 2.0**24
-# Rounding error of float64 in two values of that size, as a multiple of the bound: sums of integers
-# are converted, divided and multiplied, and divided by the step, each to within 2^-53 of the value.
+# Rounding error of float64 in two values of that size, as a multiple of the bound. Each value is
+# converted, divided, multiplied, and divided by the step, each time to within a relative 2^-53.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
 # Maximum number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
@@ -80,7 +81,7 @@ _PRECISION = 50
 _WORD_BYTES = 8
 # The nonce of a stream is three little-endian words. The first has, from its last bit on,
 #
-#     8 bits    level of the node of a tree that the noise is for, otherwise 0
+#     8 bits    level of the noise's node in a tree; 0 for other noise
 #     16 bits   number of the communication step in its round
 #     8 bits    use: noise of the server, or a client's draws
 #
@@ -91,20 +92,19 @@ _WORD_BYTES = 8
 # keys.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _SERVER_USE, _CLIENT_USE = 1, 2
-# Number of values drawn at once, with about 300 bytes each; complete blocks.
+# Number of values drawn at once, each with about 300 bytes; a multiple of a block.
 _PIECE = 2**18
 
 
 class _Table(NamedTuple):
-    """An alias table of a digit.
+    """The alias table that maps random bits to a digit.
 
-    Column c yields the value c if the word of its choice is less than `firsts[c]`, or if both are
-    equal and the bits for ties are less than the first bits of `others[c]`.
+    Column c yields the value c if its choice word is less than `firsts[c]`, or if both are equal
+    and the tie bits are less than the leading bits of `others[c]`; otherwise the other value.
 
     Attributes:
         firsts: int64 [2^15].
-        others: The bits for ties, followed by the 15 bits of the column's other value, int64
-            [2^15].
+        others: Bits for ties, followed by the 15 bits of the column's other value, int64 [2^15].
     """
 
     firsts: np.ndarray
@@ -140,7 +140,7 @@ def whole_gaussian(words: tf.Tensor) -> tf.Tensor:
 def with_noise(
     values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup], steps: tf.Tensor
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns sums on the grid with noise, float64, and the noise's standard deviation for each.
+    """Returns noisy sums on the grid, float64, and the standard deviation of each sum's noise.
 
     Args:
         values: Sums, float64.
@@ -168,7 +168,7 @@ def with_noise(
 
 
 def beyond_tail(releases: int) -> float:
-    """Bounds the probability that any number of releases differs from the accounted noise.
+    """Bounds the probability that the noise of any release differs from the accounted noise.
 
     Args:
         releases: Number of releases with independent noise; the nodes of a tree count as releases.
@@ -182,7 +182,7 @@ def count_values(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> 
 
 
 def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.Tensor:
-    """Returns the noise's standard deviation over z C that makes z valid after rounding.
+    """Returns the factor that noise of z C needs, so that z stays valid after rounding.
 
     Rounding to the grid moves each of a group's d values by at most half a step, with the client
     and without it. The client's sensitivity grows from C to at most C (1 + e), where e = sqrt(d) (g
@@ -212,7 +212,7 @@ def _table() -> _Table:
 
 
 def _counts() -> list[int]:
-    """Returns the number of 2^98 choices of each digit, in ascending order; the first has none.
+    """Returns the number of 2^98 choices of each digit, in ascending order; the lowest has none.
 
     The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has the remainder of rounding.
     """
@@ -234,7 +234,7 @@ def _counts() -> list[int]:
 
 
 def check_multipliers(multipliers: Sequence[float]) -> None:
-    """Raises a `UserError` if server noise is so wide that rounding to its grid would matter.
+    """Raises a `UserError` if server noise is so wide that rounding to its grid matters.
 
     Args:
         multipliers: Noise multiplier of each group of a sum.
@@ -290,8 +290,8 @@ class NoiseGenerator(abc.ABC):
         number = release.number * 2**32 + tf.cast(place, tf.int64)
         sizes = [codec.size for codec in codecs]
         num_words = [codec.num_words for codec in codecs]
-        # Draw for all groups at once: starting a draw takes many times as long as a small group's
-        # draw.
+        # Draw for all groups at once: starting a draw takes many times as long as drawing for a
+        # small group.
         uniforms, words = self._client_stream(release, number, sum(sizes), sum(num_words))
         return [
             ClientNoise(*pair)

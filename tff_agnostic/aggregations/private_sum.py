@@ -1,9 +1,8 @@
-"""Private sums, with the server's noise, and the options of every kind.
+"""Private sums: their base class, sums with the server's noise, and the options of all kinds.
 
-Values are clipped to shares of one budget, and clip norms may adapt. All values that a client sends
-in a round are one release, in groups that share that budget; see `clipping`. Values without noise
-are not sent: counters of clipped values stay on the client, and if the sum of weights is public,
-clients send no weights.
+All values that a client sends in a round are one release. They form groups that share the release's
+privacy budget; see `clipping`. Clip norms may adapt. Values that would get no noise are not sent:
+counts of clipped values stay on the client, and so do weights if their sum is public.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ class DistributedOptions(PrivacyOptions):
 
 
 class ClippedOutput(NamedTuple):
-    """A client's clipped submission; also its bounds, and sums.
+    """A client's clipped submission; the same structure also holds its bounds, and sums.
 
     Attributes:
         answer: The client's output.
@@ -205,7 +204,7 @@ class PrivateState(NamedTuple):
     Attributes:
         noise_key: The secret key, int64, in the generator's length.
         releases: Number of previously released sums, int64 scalar.
-        noise_multiplier: z, float64 scalar.
+        noise_multiplier: Noise multiplier z, float64 scalar.
         clip_norms: The clip norm of each update, float32 [updates].
     """
 
@@ -224,11 +223,11 @@ class PrivateAggregation(Aggregation):
         name: Name in the registry.
         expected_clients: Expected number of clients of a round; public.
         noise_key: Secret numbers of the generator; ignored by equality.
-        noise_multiplier: z; also ignored by equality.
+        noise_multiplier: Noise multiplier z; also ignored by equality.
         exchange: Index of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
-        absent_below: A denominator, such as a domain's number of examples, counts as zero below
-            this many standard deviations of its noise.
+        absent_below: Number of standard deviations of noise below which a denominator, such as a
+            domain's number of examples, counts as zero.
     """
 
     inner: Aggregation
@@ -264,7 +263,7 @@ class PrivateAggregation(Aggregation):
         )
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
-        """Returns the groups of values; the bits of adaptive clip norms come last."""
+        """Returns the groups of values; last come the bits of adaptive clipping, `within`."""
         groups = bound_groups(bounds, self.options.limit.update, self.expected_clients)
         if not self.options.is_adaptive:
             return groups
@@ -308,7 +307,7 @@ class PrivateAggregation(Aggregation):
             groups,
             tf.unstack(clip_norms),
             rounding,
-            # Without the bits, which come last and always have their full length.
+            # Without the bits `within`, which come last and always have their full length.
             self._shares(bounds)[: len(groups)] if is_joint else None,
         )
         bits = [bit - _WITHIN.limit for bit in within] if self.options.is_adaptive else []
@@ -352,7 +351,7 @@ class PrivateAggregation(Aggregation):
         return next_state, output, OrderedDict(clip_norm=clip_norms)
 
     def _moved(self, clip_norms: tf.Tensor, within: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns C exp(-eta (b - quantile)) (Andrew et al. 2021, equation 1 of section 2.2)."""
+        """Returns the next norms, C exp(-eta (b - quantile)) (Andrew et al. 2021, equation 1)."""
         clipping = self.options.clipping
         if not within or not isinstance(clipping, AdaptiveClipping):
             return clip_norms
@@ -362,7 +361,7 @@ class PrivateAggregation(Aggregation):
         return clip_norms * tf.exp(-clipping.rate * (share - clipping.quantile))
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
-        """Describes the clip norms, which are public."""
+        """Returns descriptions of the clip norms, which are public."""
         names = [group.name for group in self._updates(bounds)]
 
         def clip_norm(name: str) -> ReportField:
@@ -398,12 +397,12 @@ class CentralDpSum(PrivateAggregation):
 
     @property
     def guarantees(self) -> frozenset[SecurityProperty]:
-        """Returns the properties of the inner sum, and the secrecy of the noise key."""
+        """The guarantees of the inner sum, and the secrecy of the noise key."""
         return self.inner.guarantees | {SecurityProperty.SECRET_NOISE}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Returns a note about float32 sums, as all other arithmetic is exact."""
+        """A note about float32 sums, as all other arithmetic is exact."""
         has_floats = SecurityProperty.SECURE_SUMS not in self.inner.guarantees
         return (_PLAIN_SUMS_NOTE,) if has_floats else ()
 
@@ -424,7 +423,7 @@ class CentralDpSum(PrivateAggregation):
         return super().initialize(bounds)
 
     def secrets(self, state: PrivateState) -> list[Any]:
-        """Returns the key."""
+        """Returns the noise key, and the inner sum's secrets."""
         return [state.noise_key, *self.inner.secrets(())]
 
     def rounding(self, bound: Bound) -> float:

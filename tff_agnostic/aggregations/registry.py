@@ -19,7 +19,7 @@ from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.options import Options, Within
 from tff_agnostic.base.registry import Registry
 
-# In a higher layer, so imported only for aggregators of TFF.
+# Module of a higher layer, so imported only for aggregators of TFF.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.aggregators"
 
 
@@ -71,7 +71,7 @@ def from_tff(
             returns a mean, such as `tff.learning.robust_aggregator()`.
         mean_weight: Client weight that an unweighted factory assumes: it receives the client's
             update times the client's weight over this weight.
-        only_secure: Whether to refuse rounds in which clients send anything except secure sums.
+        only_secure: Whether to reject rounds in which clients send anything except secure sums.
     """
     aggregation: Aggregation = _bridge().factory_sum(factory, others, mean_weight, only_secure)
     return aggregation
@@ -83,15 +83,15 @@ def named(
     run_options: Options,
     expected_clients: float,
 ) -> Aggregation:
-    """Returns `from_tff` of an aggregator of `tff.learning` with a run's options.
+    """Returns the aggregation with an aggregator of `tff.learning`, for a run's options.
 
-    An unweighted aggregator receives updates over the expected weight of a client, if the algorithm
-    knows the sum of a round's weights.
+    If a round's sum of weights is known, an unweighted aggregator receives updates divided by the
+    expected weight of a client.
 
     Args:
         limited: Limits of the sums of all other values.
-        run_options: Options of the run's aggregation. If it is secure, it sums the other values,
-            and rounds are refused in which clients send anything except secure sums.
+        run_options: Options of the run's aggregation. If it is secure, the sums of all other values
+            use these options, and rounds with other sums are rejected.
         expected_clients: Expected number of clients per round.
     """
     only_secure = isinstance(run_options, SecureSumOptions)
@@ -159,8 +159,8 @@ class NoiseFacts(NamedTuple):
     Attributes:
         expected_clients: Expected number of clients per round.
         noise_key: The secret key of the generator.
-        noise_multiplier: z.
-        min_noise_clients: Minimum number of clients with noise in a round if clients add it;
+        noise_multiplier: Noise multiplier z.
+        min_noise_clients: Minimum number of clients with noise in a round if clients add the noise;
             otherwise 0.
         noise_clients: Number of clients that report with noise, if it is larger than the expected
             number of training clients; otherwise 0.

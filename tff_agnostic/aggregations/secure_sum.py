@@ -63,8 +63,8 @@ class SecureSum(Aggregation):
 
     A real value x in [-limit, limit] becomes round(x / step) + offset with the step limit /
     (2^(bits-1) - 1), so that 0 is exact. A value in [0, limit] has no offset and twice the
-    resolution. The error of a sum over c clients is at most c * step / 2 per value, plus the
-    rounding of the total to float32, up to 2^-24 of it. Integers are exact. A value beyond its
+    resolution. The error of a sum over c clients is at most c * step / 2 per value, plus a relative
+    error of 2^-24 from rounding the total to float32. Integers are exact. A value beyond its
     bound is scaled down together with the other values of its ratio, or clipped if it has no ratio;
     see `aggregation.Bound`.
 
@@ -96,7 +96,7 @@ class SecureSum(Aggregation):
         return dataclasses.replace(self, real_type="float64")
 
     def rounding(self, bound: Bound) -> float:
-        """Returns half a step; 0 for integers."""
+        """Returns half a quantisation step; 0 for integers."""
         return 0.0 if bound.integer else self.step(bound) / 2
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> SecureSummand:
@@ -182,8 +182,9 @@ class SecureSum(Aggregation):
 def scaled_to_bounds(output: Any, bounds: Any) -> Any:
     """Scales a client's values that form a ratio so that none of them exceeds its bound.
 
-    Values without a ratio do not change. An integer n becomes floor(f n), and the other values of
-    its ratio are scaled by floor(f n) / n, so that the ratio is exact up to float64's last bit.
+    Values without a ratio do not change. For a factor f, an integer n becomes floor(f n), and the
+    other values of its ratio are scaled by floor(f n) / n: the ratio is exact up to float64's last
+    bit.
 
     Args:
         output: The client's output.

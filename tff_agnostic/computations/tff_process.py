@@ -20,14 +20,14 @@ LearningProcess = Any
 
 
 class TffSums:
-    """TFF's intrinsics; see `aggregation.FederatedSums`."""
+    """Implements `aggregation.FederatedSums` by TFF's intrinsics."""
 
     def plain(self, values: tff.Value) -> tff.Value:
         """Returns the plain sum."""
         return tff.federated_sum(values)
 
     def secure(self, values: tff.Value, bit_widths: Any) -> tff.Value:
-        """Returns the secure sum by bit widths."""
+        """Returns the secure sum of integers with the given bit widths."""
         return tff.federated_secure_sum_bitwidth(values, bit_widths)
 
     def secure_modular(self, values: tff.Value, moduli: Any) -> tff.Value:
@@ -39,7 +39,7 @@ class TffSums:
         return tff.federated_zip(values)
 
     def spec(self, values: tff.Value) -> Any:
-        """Returns the specs of the values' type."""
+        """Returns the tensor specs of one client's value."""
         return tff.types.type_to_tf_tensor_specs(values.type_signature.member)
 
 
@@ -47,10 +47,10 @@ class Process(NamedTuple):
     """An algorithm as TFF computations.
 
     Attributes:
-        learning_process: The process of its rounds.
-        steps: Each communication step of a round alone, by name: (message at the server, client
-            data, with the client states if clients keep any) -> the sum at the server. A round has
-            no other communication.
+        learning_process: The TFF learning process that runs rounds.
+        steps: Each communication step alone, by name: (message at the server, client data) -> the
+            sum at the server. If clients keep states, client data are pairs of examples and state.
+            A round has no other communication.
         round_: The round's functions.
     """
 
@@ -62,8 +62,8 @@ class Process(NamedTuple):
 class PlacedAggregation(Aggregation):
     """An aggregation that sums in a `tff.templates.AggregationProcess` with its own state.
 
-    Only the TFF form of a round has such a process. The functions of a `Round` neither see nor need
-    its state; in the state of a learning process it is next to theirs, see `with_placed`.
+    The process exists only in TFF. The functions of a `Round` do not see its state; the state of a
+    learning process contains it, see `with_placed`.
     """
 
     def process(self, encoded_type: tff.Type, bounds: Any) -> Optional[Any]:
@@ -71,11 +71,11 @@ class PlacedAggregation(Aggregation):
         raise NotImplementedError
 
     def with_placed(self, state: Any, placed: Any) -> Any:
-        """Returns a state of this aggregation with another state of its process."""
+        """Returns the aggregation's state with `placed` as the state of its process."""
         raise NotImplementedError
 
     def placed_in(self, state: Any) -> Any:
-        """Returns the state of the process in a state of this aggregation."""
+        """Returns the state of the process, from the aggregation's state."""
         raise NotImplementedError
 
 
@@ -103,7 +103,7 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
     round_ = Round(algorithm, aggregation)
     client_data_type = client_type(type_from_spec(algorithm.client_data_spec), aggregation)
     initialize = tff.tensorflow.computation(round_.initialize)
-    # Without the states of placed aggregations, which `_PlacedStates` adds.
+    # The type of the state without the states of placed aggregations, which `_PlacedStates` adds.
     state_type = initialize.type_signature.result
     start = tff.tensorflow.computation(round_.start, state_type)
     placed: list[PlacedStep] = []
@@ -167,14 +167,14 @@ def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
 
 
 class _PlacedStates:
-    """The states of placed aggregations in the state of a learning process; usually none.
+    """Adds the process states of placed aggregations to the state of a learning process.
 
     Args:
-        placed: The steps with placed aggregations.
-        state_type: Type of the state without them.
+        placed: All steps of the round.
+        state_type: Type of the state without the process states.
 
     Attributes:
-        whole_type: Type of the state with them.
+        whole_type: Type of the state with the process states.
     """
 
     def __init__(self, round_: Round, placed: list[PlacedStep], state_type: tff.Type) -> None:
@@ -257,7 +257,7 @@ class EvaluationParts(NamedTuple):
     Attributes:
         step: (message at the server, client data) -> the sum at the server.
         initialize: () -> the state of the aggregation before its first sum.
-        message: (measured values, such as weights; state of the aggregation) -> message.
+        message: (measured values, such as weights; state of the aggregation) -> the message.
         decode: (state, the sum) -> (sum of client outputs, report of the aggregation).
     """
 
@@ -268,7 +268,7 @@ class EvaluationParts(NamedTuple):
 
 
 def build_evaluation_parts(measurement: Measurement, aggregation: Aggregation) -> EvaluationParts:
-    """Returns the parts of `build_measurement`."""
+    """Returns the parts of the computation that `build_measurement` returns."""
     functions = EvaluationFunctions(measurement, aggregation)
     measured_type = type_from_spec(measurement.measured_spec)
     initialize = tff.tensorflow.computation(functions.initialize)
@@ -315,12 +315,12 @@ class EvaluationFunctions:
 def build_evaluation(
     model: Model, num_domains: int, aggregation: Aggregation = PlainSum()
 ) -> tff.Computation:
-    """Returns a TFF computation (weights at the server, client data) -> `EvaluationOutput` sums."""
+    """Returns a TFF computation: (weights at the server, client data) -> `EvaluationOutput` sum."""
     return build_measurement(model_measurement(model, num_domains), aggregation)
 
 
 def build_measurement(measurement: Measurement, aggregation: Aggregation) -> tff.Computation:
-    """Returns a TFF computation (measured values at the server, client data) -> its sums."""
+    """Returns a TFF computation: (measured values at the server, client data) -> summed outputs."""
     functions = EvaluationFunctions(measurement, aggregation)
     measured_type = type_from_spec(measurement.measured_spec)
     client_data_type = client_type(type_from_spec(measurement.client_data_spec), aggregation)
@@ -361,8 +361,8 @@ class NumberedClient(NamedTuple):
     """A client's data in TFF if the aggregation numbers clients.
 
     Attributes:
-        examples: Its examples.
-        place: Its `Place` in the cohort.
+        examples: The client's examples.
+        place: The client's `Place` in the cohort.
     """
 
     examples: Any
@@ -385,8 +385,9 @@ class PlacedStep(NamedTuple):
         client_state_type: Type of a client's state after the step; None if clients keep none.
         with_client_state: Like `sum_computation`, but also returns the client states, placed at the
             clients; None if clients keep none.
-        process: Process of a placed aggregation; `sum_computation` then takes a pair of the message
-            and the process' state at the server, and returns the sum with the next state.
+        process: Process of a placed aggregation, None for other aggregations. With a process,
+            `sum_computation` takes a pair of the message and the process state at the server, and
+            returns the sum and the next process state.
     """
 
     sum_computation: tff.Computation

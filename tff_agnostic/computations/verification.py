@@ -1,12 +1,12 @@
 """Static checks of compiled rounds: secure sums only, and no secret in a broadcast.
 
-Guarantees of an aggregation are checked on compiled steps before anything runs. The checks fail
-closed: a guarantee without a check here is refused, as is a step that fails a check. The checks do
-not cover what a sum itself reveals, such as a sum over a single client with examples of a domain.
+The checks verify an aggregation's guarantees on compiled steps before anything runs. They fail
+closed: a guarantee without a check raises an error, as does a failed check. They do not cover what
+a sum itself reveals, as when only one client has examples of a domain.
 
-Noise derives from a secret key, and results of noisy sums may be broadcast. The checks therefore
-trace the key through the graphs of the server's functions, and of the functions that they call, up
-to the random draws that use it: the drawn values are noise.
+Noise derives from a secret key. A broadcast may depend on noisy sums, but not on the key itself.
+The checks therefore follow the key through the graphs of the server's functions, and of all called
+functions, and stop at random draws, whose results are noise.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOOPS = frozenset({"While", "StatelessWhile"})
 
 @dataclasses.dataclass(frozen=True)
 class SecurityReport:
-    """How a compiled round sends values from clients to the server.
+    """The values that clients send to the server in a compiled round, by kind of sum.
 
     Attributes:
         plain: Types of the values in plain sums, by path; empty for a secure round.
@@ -61,7 +61,7 @@ class SecurityReport:
 
     @classmethod
     def combined(cls, reports: Mapping[str, SecurityReport]) -> SecurityReport:
-        """Combines the reports of several steps, by name; of a single step its own report."""
+        """Combines the reports of several steps, by name; a single report stays unchanged."""
         if len(reports) == 1:
             return next(iter(reports.values()))
 
@@ -123,7 +123,10 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
 
 
 def require_no_plain_sums(computation: tff.Computation) -> None:
-    """Checks the source of a computation of several steps, which TFF's forms do not support."""
+    """Raises a `UserError` if a plain aggregation occurs in the source of a computation.
+
+    TFF's forms do not support computations of several steps, but their source can be searched.
+    """
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
@@ -154,7 +157,7 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
 
 
 def _is_plain_aggregation(block: Any) -> bool:
-    # Match the intrinsic itself, not its call, where a reference may replace it.
+    # Match the intrinsic itself: a call may contain a reference instead.
     return (
         isinstance(block, tff.framework.Intrinsic)
         and block.uri not in SECURE_SUMS
@@ -218,7 +221,7 @@ def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
 
 
 def require_secrets_stay(round_: Round) -> None:
-    """Checks that no message of a round contains a secret, without TFF."""
+    """Checks, without TFF, that no broadcast of a round depends on a secret."""
     state_spec = tensor_specs(_traced(round_.initialize).structured_outputs)
     function: Callable[..., Any] = round_.start
     arguments: tuple[Any, ...] = (state_spec,)
@@ -254,7 +257,7 @@ def _client_result_specs(
 
 
 def require_measurement_secrets_stay(step: RoundStep, measured_spec: Any) -> None:
-    """Checks the message of an evaluation; see `require_secrets_stay`.
+    """Checks the broadcast of an evaluation; see `require_secrets_stay`.
 
     Args:
         step: The evaluation.
@@ -306,7 +309,7 @@ def _followed(
 ) -> list[bool]:
     """Returns whether each output of a graph depends on a marked input."""
     marked = {id(t) for t, mark in zip(graph.inputs, is_marked) if mark}
-    # Operations of a function graph are in the order of their creation.
+    # A function graph lists operations in the order of their creation, so inputs come first.
     for op in graph.get_operations():
         marked_inputs = [id(tensor) in marked for tensor in op.inputs]
         if any(marked_inputs) and not _is_draw(op):

@@ -1,4 +1,4 @@
-"""Sums with updates averaged by a TFF aggregation factory, and all other values in secure sums."""
+"""An aggregation that averages updates by a TFF factory, and sums all other values securely."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Summand(NamedTuple):
     """Encoded output of a client.
 
     Attributes:
-        updates: For each update of the output its values, and the client's weight.
+        updates: Values and client weight of each update in the output.
         others: All other values, for the secure sum.
     """
 
@@ -42,7 +42,7 @@ class _Summand(NamedTuple):
 
 
 class _FactoryState(NamedTuple):
-    """State of a `FactorySum`: state of each update's process; () before a process exists."""
+    """State of a `FactorySum`: the state of each update's process; () before processes exist."""
 
     updates: Any
 
@@ -64,21 +64,21 @@ class _Update:
 class FactorySum(PlacedAggregation):
     """Averages updates by a TFF aggregation factory, and sums all other values securely.
 
-    An update beta^k delta^k with its weight beta^k is recognised by its bounds: signed values that
-    form a ratio with a denominator. A weighted factory receives delta^k and beta^k, and returns the
-    weighted mean. An unweighted factory receives beta^k delta^k / `mean_weight`, and returns the
-    mean; the weights, which an agnostic algorithm changes, thus stay part of the average. The
-    server uses the mean times the sum of the weights as the sum.
+    Bounds identify an update beta^k delta^k (signed values of a ratio) and its weight beta^k (the
+    ratio's denominator). A weighted factory receives delta^k and beta^k, and returns the weighted
+    mean. An unweighted factory receives beta^k delta^k / `mean_weight`, and returns the mean, so
+    that weights, which an agnostic algorithm changes, still count. To recover the sum, the server
+    multiplies the mean by the total weight, or by the number of clients times `mean_weight`.
 
     Attributes:
         factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that
             returns a mean, like the factories of `tff.learning`.
         others: Aggregation of losses, counts and weights.
         mean_weight: Client weight that an unweighted factory assumes.
-        expected_clients: If set, and if the expected sum of weights of a round is known
-            (`Bound.public_sum`), an unweighted factory assumes that sum over this number as the
-            client weight.
-        only_secure: Whether to refuse rounds in which clients send anything except secure sums.
+        expected_clients: Expected number of clients per round. If it is set, and if a round's
+            expected sum of weights is known (`Bound.public_sum`), an unweighted factory assumes the
+            expected mean weight of the contributing clients instead of `mean_weight`.
+        only_secure: Whether to reject rounds in which clients send anything except secure sums.
         name: Name of the aggregation.
     """
 
@@ -146,7 +146,7 @@ class FactorySum(PlacedAggregation):
         return self.others.rounding(bound)
 
     def client_params(self, state: Any) -> Any:
-        """Returns nothing."""
+        """Returns (), as clients need no parameters."""
         del state
         return ()
 
@@ -251,7 +251,7 @@ class FactorySum(PlacedAggregation):
 
 
 class _Placed(NamedTuple):
-    """The part of `tff.templates.AggregationProcess` that depends on a type of values."""
+    """The members of a `tff.templates.AggregationProcess` that a learning process needs."""
 
     initialize: tff.Computation
     next: tff.Computation
@@ -291,7 +291,7 @@ def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure
     return FactorySum(factory, others, mean_weight, only_secure)
 
 
-# Functions from an aggregator and the expected number of clients per round to a factory.
+# Functions (aggregator, expected number of clients per round) -> TFF factory.
 _FACTORIES: Mapping[type[Options], Callable[[Any, float], Any]] = {
     RobustAggregator: lambda aggregator, clients: tff.learning.robust_aggregator(),
     CompressedAggregator: lambda aggregator, clients: tff.learning.compression_aggregator(),
@@ -317,8 +317,9 @@ def named_sum(
 
 def _with_noise(aggregator: DpAggregator, expected_clients: float) -> Any:
     z = aggregator.noise_multiplier
-    # The number of clipped clients gets noise from the same budget, sigma = c / 20. The updates get
-    # the remaining 1 / sqrt(z^-2 - (2 sigma)^-2), but TFF refuses only z > 2 sigma.
+    # TFF spends a part of the budget on counting clipped clients, with noise sigma = c / 20. The
+    # updates get noise 1 / sqrt(z^-2 - (2 sigma)^-2), which z = 2 sigma makes infinite, but TFF
+    # rejects only z > 2 sigma.
     if 10 * z >= expected_clients:
         expected = f"less than a tenth of the clients per round, {expected_clients / 10:g}"
         raise aggregator.error("noise_multiplier", expected)

@@ -94,7 +94,7 @@ _BatchLoss = Callable[[ModelWeights, Examples, bool], tf.Tensor]
 
 
 def _traced(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that is traced if it is called eagerly."""
+    """Wraps a method, so that it is traced if it is called eagerly."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ class _FunctionalPredict:
 class _FunctionalLoss:
     """The loss of each example, computed as the loss of a batch of one example.
 
-    TFF's loss is one number per batch, mostly its mean, so that examples cannot have the weights of
+    TFF's loss is one number per batch, mostly the mean, in which examples cannot have weights of
     their domains. The loss is therefore vectorised over batches of one example.
     """
 
@@ -176,7 +176,7 @@ def _as_in_graphs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _keras_classes_kept() -> Iterator[None]:
-    """Restores base classes of Keras that it replaces while layers are built in graphs.
+    """Restores base classes that Keras replaces while it builds layers in graphs.
 
     Without this, previously built models could no longer be called.
     """
@@ -213,8 +213,8 @@ class _WeightTensor:
 
     Args:
         tensor: The value.
-        is_weight: Whether assignments raise an error. Other variables only count measurements;
-            their values do not matter, and assignments to them are ignored.
+        is_weight: Whether the variable is a weight; assignments to it raise an error. Other
+            variables only accumulate metrics, so assignments to them are ignored.
     """
 
     def __init__(self, tensor: tf.Tensor, is_weight: bool) -> None:
@@ -345,7 +345,7 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
     """Calls a function that builds a model with variables.
 
     Returns:
-        Arrays of its trainable and its other weights, its input spec, and its variables.
+        Arrays of the model's trainable and other weights, its input spec, and its variables.
     """
     made: list[tf.Variable] = []
 
@@ -449,7 +449,7 @@ def _float_weights(trainable: Sequence[Any], fixed: Sequence[Any]) -> ModelWeigh
 
 
 def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
-    """Returns the specs of examples, with a first dimension of None."""
+    """Returns the specs of batches, "x" and "y"; the batch dimension is None."""
     where = "models.from_tff, input_spec"
     if isinstance(input_spec, Mapping) and set(input_spec) == {"x", "y"}:
         x, y = input_spec["x"], input_spec["y"]
@@ -474,7 +474,7 @@ def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
 
 
 def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
-    """Checks a model's traces, and on synthetic batches that examples are independent."""
+    """Raises a `UserError` for a model with hidden state, own random numbers or mixed examples."""
     training, evaluating = (_traced_batch(model, batch_loss, mode) for mode in (True, False))
     refuse_captured_state(training)
     definition = training.graph.as_graph_def()

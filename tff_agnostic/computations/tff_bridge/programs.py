@@ -1,4 +1,4 @@
-"""Clients as TFF's client data, and components of its programs: cohorts and evaluation."""
+"""Client data for TFF, and components of TFF programs: cohorts and evaluation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _TffClients(ListedClients):
         return columns
 
     def find_domain(self, client_id: str) -> Any:
-        """Returns the caller's domain of a client."""
+        """Returns a client's domain according to the caller's `domain_fn`."""
         if self._domain_fn is None:
             raise UserError(
                 f"client {client_id}: expected examples with a domain_id, or domain_fn to say it, "
@@ -116,7 +116,7 @@ def store_from_tff(
 
 
 def simulation_datasets() -> Any:
-    """Returns TFF's module of data sets, which it downloads."""
+    """Returns TFF's module of downloadable data sets."""
     return tff.simulation.datasets
 
 
@@ -205,7 +205,7 @@ class ClientSource(tff.program.FederatedDataSource):
 
     @property
     def key(self) -> bytes:
-        """Digest of the seed, the client ids and their type, on which cohorts depend."""
+        """Digest of everything that determines cohorts: seed, client ids and their type."""
         parts = [self._seed, list(self._clients.client_ids), str(self._type)]
         return hashlib.sha256(repr(parts).encode()).digest()
 
@@ -221,10 +221,10 @@ class ClientSource(tff.program.FederatedDataSource):
 
 
 class _ClientIterator(tff.program.FederatedDataSourceIterator):
-    """Counts cohorts; a program saves only the index, and the key of its source.
+    """Iterates over cohorts; its saved state is the cohort's index and the key of its source.
 
-    A program copies the iterator, and restores it from bytes; neither contains clients. They come
-    from the source with this key that last created an iterator in the process.
+    A program copies the iterator, or restores it from bytes. Neither contains clients: they come
+    from the source with the same key that last created an iterator in this process.
     """
 
     sources: ClassVar[dict[bytes, ClientSource]] = {}
