@@ -35,7 +35,7 @@ __all__ = [
     "train",
 ]
 
-# Modules of the library's names. They are imported on first use: help needs none of them.
+# Modules that define the public names; imported on first use, as help needs none of them.
 _MODULES = {
     "AgnosticFedAvgOptions": "algorithms.agnostic_fed_avg",
     "ClientTraining": "computations.local_training",
@@ -83,7 +83,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def checkout_commit() -> dict[str, str]:
-    """Returns the commit of a checkout, with a mark if files differ from it; empty without Git."""
+    """Returns the commit of a checkout, with "-dirty" if files differ from it; {} without Git."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return {}

@@ -1,4 +1,4 @@
-"""Exceptions that print one line instead of a traceback, and helpers for such messages."""
+"""Exceptions that commands print as one line without a traceback, and helpers for messages."""
 
 from __future__ import annotations
 

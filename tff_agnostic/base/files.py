@@ -42,14 +42,14 @@ _KEY_BYTES = 32
 _BLOCK = 1 << 20
 # Maximum bytes of a text file: more than a person or a run writes, but less than an endless file.
 _MAX_TEXT_BYTES = 1 << 28
-# Limit of integers: larger ones are not counts, and some of them are not float64 values.
+# Limit of integers in JSON: larger numbers are not counts, and float64 cannot hold all of them.
 _MAX_INT = 1 << 63
 # Mode of files with secrets.
 OWNER_ONLY = 0o600
 _FOLDER_OWNER_ONLY = 0o700
 # Seconds between two attempts to lock.
 _TRY_AGAIN_SECONDS = 0.05
-# Maximum ratio of unpacked to packed size of a file, beyond the first bytes.
+# Maximum ratio of unpacked to packed size, of files that unpack to more than `_FREE_BYTES`.
 _MAX_RATIO = 200
 _FREE_BYTES = 1 << 26
 
@@ -62,7 +62,7 @@ def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
 
     Args:
         path: The file.
-        owner_only: Whether only its owner may ever read it, including under its temporary name.
+        owner_only: Whether only the file's owner may read it, even under its temporary name.
     """
     with write_errors(path):
         if path.is_dir():
@@ -112,10 +112,10 @@ def temporary_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Yields a folder next to `path` with access for its owner only, and removes it at the end.
+    """Yields a folder next to `path` that only its owner can access, and removes it at the end.
 
-    It is for clients' examples on their way to `path`. The next call removes a leftover folder of a
-    killed process.
+    It holds clients' examples while `path` is written. The next call removes a folder that a killed
+    process left behind.
     """
     _remove_left_scratch_folders(path.parent)
     folder = temporary_path(path.with_name(f"{path.name}{_SCRATCH}"))
@@ -176,7 +176,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite_or_none(value: float) -> Optional[float]:
-    """Returns a number for JSON: None if it is NaN or infinite."""
+    """Returns the number, or None if it is NaN or infinite, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
@@ -196,7 +196,7 @@ def named_path(where: str, text: str) -> Path:
 
 
 def open_file(path: Path, what: str) -> IO[bytes]:
-    """Opens a regular file to read; pipes, which may block their reader, and devices are refused.
+    """Opens a regular file to read; raises a `UserError` for devices, and for pipes, which block.
 
     Args:
         path: The file.
@@ -247,7 +247,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the content of a JSON file with an object."""
+    """Returns the object in a JSON file."""
     text = read_text(path, "a JSON file")
     try:
         content = json.loads(
@@ -312,7 +312,7 @@ def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterat
     Args:
         path: The folder.
         wait: Whether to wait until no other process has the lock.
-        patience: Number of seconds to wait otherwise.
+        patience: Seconds to wait for the lock if `wait` is false.
 
     Yields:
         Whether this process has the lock. On a file system without locks every process has it.
@@ -376,7 +376,7 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def digest(content: bytes) -> str:
-    """Returns a short name of a content: 16 digits, equal only for equal bytes."""
+    """Returns a short digest of bytes: 16 hexadecimal digits of their SHA-256."""
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
@@ -404,7 +404,7 @@ def file_digest(path: Path) -> str:
 
 
 def keyed_digest(content: str) -> str:
-    """Returns a fresh key and the HMAC-SHA256 of a string with it, for files of mode `OWNER_ONLY`.
+    """Returns "KEY:HMAC", a fresh key and a string's HMAC-SHA256, for owner-only files.
 
     A guess of the string cannot be verified without the key.
     """
@@ -502,7 +502,7 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
 def tensorflow_writes() -> Iterator[None]:
     """Turns TensorFlow's errors when it cannot write a file into an `OSError`.
 
-    TensorFlow's own path is omitted, as the folder is often temporary, as in `new_folder`.
+    The error omits TensorFlow's path, as its folder is often temporary, as in `new_folder`.
     """
     logger = tf.get_logger()
     level = logger.level
@@ -519,7 +519,7 @@ def tensorflow_writes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) -> Iterator[Path]:
-    """Yields the folder for files written while entered.
+    """Yields a folder for the output files of a command.
 
     Commands that start at the same time get different folders. A folder without files is removed.
 

@@ -1,8 +1,8 @@
 """Large packages, imported on first use.
 
-Printing help and refusing flags then need no such import. Modules write `from
+Help and errors about flags are then printed without these imports. Modules write `from
 tff_agnostic.base.later import tf` instead of `import tensorflow as tf`. Otherwise nothing changes:
-the attributes are those of the package, and Python's own lock guards the import.
+attributes come from the package itself, and Python's own lock guards the import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TFF = "tensorflow_federated"
 
 
 def require_tff() -> Any:
-    """Returns TensorFlow Federated."""
+    """Returns the package TensorFlow Federated; raises a `UserError` if it is not installed."""
     try:
         return _imported(_TFF)
     except ModuleNotFoundError as e:
@@ -40,7 +40,7 @@ def _without_collections() -> Iterator[None]:
     """Disables garbage collection, as an import creates many objects but hardly any garbage.
 
     Collections would take a fifth of TensorFlow's import time. If nothing else is frozen, imported
-    objects then move to the oldest generation, so that later collections skip them, too.
+    objects then move to the oldest generation, which later collections rarely visit.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -34,7 +34,7 @@ from tff_agnostic.base.registry import Registry
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MIN_FLOAT = float(np.finfo(np.float32).tiny)
-# Description of the values of a type, and of a tuple of them.
+# Nouns for a value of a type, and for the values of a tuple.
 NOUNS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -196,7 +196,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union without None; any other annotation alone."""
+    """Returns the members of a union except None; for any other annotation itself."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return tuple(m for m in typing.get_args(hint) if m is not type(None))
     return (hint,)

@@ -1,7 +1,7 @@
 """Descriptions of the reported quantities; files, tables and curves derive from them.
 
-A report is nested mappings of tensors. Mappings of the same structure, with `ReportField` leaves,
-describe it. Consumers never parse the name of a quantity.
+A report is a nested mapping of tensors. A mapping of the same structure, with `ReportField` leaves,
+describes it. Consumers never parse the name of a quantity.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ReportField:
         name: Column in metrics.csv, and tag in TensorBoard; followed by "/DOMAIN" if `per_domain`.
             Unique among the quantities of a run.
         label: Label of an axis.
-        per_domain: Whether the value is a vector [p] with an entry per domain, and not a scalar.
+        per_domain: Whether the value is a vector [p] with an entry per domain instead of a scalar.
         unit: Unit of its values.
         higher_is_better: Whether larger values are better; None if neither direction is.
-        needs_examples: Whether it is undefined for a domain without examples in the round.
+        needs_examples: Whether the value is undefined for a domain without examples in the round.
         role: Role in one-line summaries of rounds; each role except NONE has at most one quantity
             of a run.
-        is_drawn: Whether reports draw it over the rounds, with a curve per domain.
+        is_drawn: Whether reports plot the value over the rounds, with a curve per domain.
     """
 
     name: str

@@ -28,7 +28,7 @@ MAX_POISSON = 11
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
-    """Returns new seeds, int64, from seeds and integers whose shapes broadcast."""
+    """Returns new seeds, int64, derived from seeds and integers; shapes are broadcast."""
     increment = tf.constant(_INCREMENT, tf.int64)
     # (data + 1) instead of a third addend: for three addends in a loop of a large graph, TensorFlow
     # creates an operation with a temporary variable, which still exists in the function's next
@@ -56,15 +56,15 @@ def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
 
 
 def uniform_bits(seed: tf.Tensor, use: Union[int, np.ndarray]) -> tf.Tensor:
-    """Returns `uniform` times 2^`UNIFORM_BITS`, int64; several uses have their own axis."""
+    """Returns `uniform` times 2^`UNIFORM_BITS`, int64; the shapes of both arguments broadcast."""
     return _logical_shift(fold_in(seed, tf.constant(use)), 64 - UNIFORM_BITS)
 
 
 def poisson_one(seed: tf.Tensor, count: int) -> tf.Tensor:
     """Returns Poisson numbers with mean 1, float32 [*S, count], from seeds of shape S.
 
-    The numbers invert the distribution function, whose last step has a probability of at most
-    2^-24.
+    The inverse distribution function maps uniform numbers to Poisson numbers of at most
+    `MAX_POISSON`.
     """
     bits = uniform_bits(seed[..., tf.newaxis], np.arange(count))
     below = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(MAX_POISSON)])
@@ -92,7 +92,7 @@ def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) 
 
 
 def hash_multipliers(width: tf.Tensor) -> tf.Tensor:
-    """Returns odd multipliers of a linear hash of `width` numbers, int64, which keep every bit."""
+    """Returns multipliers of a linear hash of `width` numbers, int64; odd ones lose no bit."""
     return tf.bitwise.bitwise_or(
         fold_in(tf.constant(0, tf.int64), tf.range(width)), tf.constant(1, tf.int64)
     )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, Union, cast
 
-# Joiners of letters in Persian or Hindi words and of emoji, and the space of Chinese and Japanese.
+# Joiners in Persian and Hindi words and in emoji, and the wide space of Chinese and Japanese.
 _SPELLING = "\u200c\u200d\u3000"
 _LAYOUT = "\n\t"
 
@@ -29,10 +29,10 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class PrintableStream:
-    """A text stream that writes `printable` text of several lines to another stream.
+    """A text stream that escapes text of several lines, and writes it to another stream.
 
     Args:
-        wrapped: The other stream, which does everything else.
+        wrapped: The other stream, which handles all other calls.
     """
 
     def __init__(self, wrapped: TextIO) -> None:
@@ -54,7 +54,7 @@ class PrintableStream:
 
 
 def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
-    """Returns the stream for moving a terminal's cursor: a `PrintableStream`'s wrapped stream."""
+    """Returns a stream without escaping, which can move a terminal's cursor."""
     return stream._wrapped if isinstance(stream, PrintableStream) else stream
 
 

@@ -78,7 +78,7 @@ class _WordEncoder:
 
     Args:
         words: The vocabulary; word k has the id k + 1.
-        sequence_length: T.
+        sequence_length: Number T of ids per example.
     """
 
     def __init__(self, words: Sequence[str], sequence_length: int) -> None:
@@ -95,8 +95,8 @@ class _WordEncoder:
 class SentenceEncoder(_WordEncoder):
     """Encodes sentences as in TFF's Stack Overflow baseline.
 
-    A sentence is its beginning, its words and its end. x is the ids without the last one, y the ids
-    without the first one, both padded to T.
+    A sentence has the ids of its beginning, its words and its end. x omits the last id, y the first
+    id; both are padded to T.
     """
 
     def encode(self, sentences: np.ndarray) -> EncodedSentences:

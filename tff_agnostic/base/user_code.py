@@ -31,7 +31,7 @@ _MAX_NAMES = 10
 _LONG_SECONDS = 30.0
 # Without a handler, Python writes warnings to stderr.
 _LOGGER = logging.getLogger(__name__)
-# Prefix of package names.
+# Prefix of the names of packages with a user's modules.
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib")).resolve())
 
@@ -122,12 +122,12 @@ class UserFile:
 
     @contextlib.contextmanager
     def running(self, what: str, made_by: Optional[Callable[..., Any]] = None) -> Iterator[None]:
-        """Context for running the file's code: imports search its folder, errors show its lines.
+        """Context in which the file's code runs: imports search its folder, errors show its lines.
 
         Args:
             what: Name of the running code, for the message.
-            made_by: The function that created the running code; if no line of the user was running,
-                the message names the function's first line.
+            made_by: The function that created the running code. The message names the function's
+                first line if no line of the user was running.
         """
         with self._imports.by_name(), _warning_if_long(f"{self.path}: {what}"):
             try:
@@ -193,7 +193,7 @@ class UserFile:
 
 @contextlib.contextmanager
 def _warning_if_long(what: str) -> Iterator[None]:
-    """Logs a warning if entered for long, as an endless loop looks like work."""
+    """Logs a warning if the context lasts long, as an endless loop looks like work."""
     text = (
         f"note: waiting for {what} has run for {_LONG_SECONDS:g} s and has not ended (to end the "
         "command, press Ctrl-C twice)"
@@ -232,7 +232,7 @@ def is_user_module(module: str) -> bool:
 
 
 class UserImports(MetaPathFinder):
-    """Imports of a file as if it ran as a script: modules next to it have precedence.
+    """Makes a file import as a script does: modules next to the file have precedence.
 
     Modules next to the file become submodules of a package that belongs to this file. Two files may
     therefore have different modules of the same name next to them, and each finds its own in any
@@ -254,9 +254,9 @@ class UserImports(MetaPathFinder):
         self._folder = folder
         self._own: dict[str, bool] = {}
         self._by_name: dict[str, types.ModuleType] = {}
-        # Import statements of a module look up this function.
+        # Import statements of a module call this function.
         self._builtins = {**vars(builtins), "__import__": self._import}
-        # A recently written module must be found.
+        # Python's caches may lack a recently written module.
         importlib.invalidate_caches()
         package = types.ModuleType(self.package)
         package.__path__ = [str(folder)]
@@ -294,14 +294,14 @@ class UserImports(MetaPathFinder):
 
     def is_in_folder(self, file_name: Optional[str]) -> bool:
         """Returns whether a file is in the folder, or in a folder below it."""
-        # Python's own frozen modules have such origins.
+        # Python's frozen modules have names such as <frozen os>.
         if file_name is None or file_name.startswith("<"):
             return False
         parents = Path(file_name).resolve().parents
         # An environment, Python or this package may be in the same folder.
         if "site-packages" in file_name or any(folder in parents for folder in _OTHERS):
             return False
-        # Judge a link by its own location, not by its target's.
+        # A link counts by its own location, not by its target's.
         return self._folder in parents or self._folder in Path(file_name).parents
 
     def find_spec(

@@ -1,4 +1,4 @@
-"""Steps of alpha: options, broadcast predictors, client work, and the mirror step.
+"""Updates of alpha, the predictors' weights: options, broadcasts, client work, and mirror steps.
 
 Source: Hamer, Mohri, Suresh 2020, figures 1 and 2.
 """
@@ -42,7 +42,7 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
     },
 )
 _SAMPLED = ("uniform", "weighted")
-# Best estimator on problems with known optima: docs/reference/algorithms/fed_boost.md.
+# The best estimators on problems with known optima: docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 
 
@@ -133,8 +133,8 @@ class BoostBroadcast(NamedTuple):
     """The server's message: only the sampled predictors.
 
     Attributes:
-        weights: alpha~ [C], and the arrays of these predictors.
-        sent: Indices of these predictors.
+        weights: Weights alpha~ [C] and arrays of the sampled predictors.
+        sent: Weights alpha and sampling probabilities of these predictors.
         scale: Weight of an example of each domain, float32 [p].
     """
 
@@ -175,12 +175,12 @@ class AlphaSteps:
         return draw.room(self.budget, self.model.num_predictors)
 
     def gammas(self, alpha: tf.Tensor) -> tf.Tensor:
-        """Returns gamma_k, float32 [q]."""
+        """Returns the sampling probabilities gamma_k, float32 [q]."""
         sampling = PREDICTOR_SAMPLINGS[self.options.predictor_sampling]
         return sampling(alpha, self.budget, self.options.uniform_share)
 
     def drawn(self, alpha: tf.Tensor, step: tf.Tensor) -> SampledPredictors:
-        """Returns H_t (line 2), deterministic in its arguments.
+        """Returns the sampled predictors H_t (line 2), a function of seed, alpha and step.
 
         Args:
             alpha: alpha_t, float32 [q].
@@ -194,7 +194,7 @@ class AlphaSteps:
         return draw(self.gammas(alpha), self.budget, seed)
 
     def broadcast(self, weights: ModelWeights, scale: tf.Tensor, step: tf.Tensor) -> BoostBroadcast:
-        """Returns the broadcast (line 3): the sampled predictors, gathered.
+        """Returns the broadcast of the sampled predictors (line 3).
 
         Args:
             weights: Weights of the complete ensemble.
@@ -236,7 +236,7 @@ class AlphaSteps:
         return tf.where(has_step, moved, alpha)
 
     def columns(self, num_domains: int) -> tuple[core.Column, ...]:
-        """Returns a round's columns about predictors: of the first repetition, but bytes of all."""
+        """Returns columns about the predictors of the first repetition, and the bytes of all."""
         model, repetitions = self.model, self.options.repetitions
         # Bytes of the predictors; alpha~, alpha, gamma and the sampling flag of each; and the
         # scales.
@@ -289,7 +289,7 @@ def boost_algorithm(
         initialize: () -> state.
         repetition: (state, sum of a repetition) -> state.
         scale: state -> weight of an example of each domain, float32 [p].
-        mean_first: Whether the main model is the ensemble of the mean alpha instead of the last
+        mean_first: Whether the main model is the ensemble with the mean alpha instead of the last
             alpha.
         max_weight: Bound of a client's weight; see `core.training_bounds`.
         domain_weights: Columns about the weights of domains.
@@ -372,12 +372,12 @@ def client_work(
     estimator: str,
     room: int,
 ) -> core.TrainingOutput:
-    """Figures 1 and 2, line 3: grad L_j at alpha~, by the weights of the received predictors.
+    """Client work: grad L_j at alpha~, with respect to the received predictors' weights (line 3).
 
     Args:
         broadcast: The server's message.
         num_domains: Number of domains p.
-        estimator: Member of `GRADIENT_ESTIMATORS`.
+        estimator: Name in `GRADIENT_ESTIMATORS`.
         room: Number of predictors per message; the work is traced separately for each number.
 
     Returns:

@@ -1,4 +1,4 @@
-"""An ensemble as a model whose only trainable weights are alpha; kinds of models to mix.
+"""An ensemble as a model whose only trainable weights are alpha, and the kinds of predictors.
 
 Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with alpha on the
 simplex. The predictors are the model's non-trainable weights, in the arrays of their family.
@@ -43,8 +43,8 @@ class EnsembleModel(Model):
         members: The family of the predictors.
         mixture_loss: The mixture loss that `loss` computes.
         names: Names of the q predictors.
-        predictors: Model and weights of each predictor, if they are Keras models, for writing
-            files.
+        predictors: Model and weights of each predictor, to write files; empty unless predictors are
+            Keras models.
     """
 
     members: Optional[PredictorFamily] = None
@@ -95,7 +95,7 @@ class _Loss:
 
     @property
     def from_logits(self) -> Optional[bool]:
-        """True for the log loss of classes: a cross-entropy of the scores log h(x)."""
+        """True for the log loss of classes, a cross-entropy of the scores log h(x); else None."""
         is_log = self.loss is MIXTURE_LOSSES["log"]
         return True if is_log and isinstance(self.members, ClassMembers) else None
 
@@ -120,7 +120,7 @@ def ensemble(
         names: Names of the predictors; numbers if empty.
         loss: Name in `MIXTURE_LOSSES`; None for the log loss of distributions, and the squared loss
             of real numbers.
-        architectures: Architecture of each predictor; None if all are of `model`.
+        architectures: Architecture of each predictor; None if all have the model's architecture.
     """
     form = output_kind(model)
     if architectures is None:
@@ -202,9 +202,9 @@ class OutputKind(NamedTuple):
     """A kind of predictions.
 
     Attributes:
-        matches: Whether models with a given loss have this kind.
-        members: Builds the members for predictors and the loss of the task's model.
-        are_models: Whether members are models with inputs, which may differ in architecture.
+        matches: Whether a model with a given loss has such predictions.
+        members: (storage of the predictors, loss of the task's model) -> the predictors' family.
+        are_models: Whether predictors are models with inputs, whose architectures may differ.
     """
 
     matches: Callable[[Any], bool]

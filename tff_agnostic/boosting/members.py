@@ -1,4 +1,4 @@
-"""Predictor families (discrete, class, word, number) as members of an ensemble."""
+"""Families of predictors in ensembles: distributions, classifiers, next-word models, numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PredictorFamily(Protocol):
         """See the class."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """Returns the arrays of q predictors, from the weights of each."""
+        """Returns arrays that hold q predictors, from each predictor's weights."""
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
         """Returns the arrays of a message with predictors of given indices, int32 [static C]."""
@@ -75,7 +75,7 @@ class DiscreteMembers:
     """Distributions over outcomes without inputs, such as unigram models.
 
     They are stored as probabilities, [outcomes, q], so that the values of an outcome are contiguous
-    in memory. Their models have scores, as `models.next_word.unigram_model`.
+    in memory. A predictor's own model has scores instead, see `models.next_word.unigram_model`.
 
     Attributes:
         with_norm: Whether predictions include |h|^2, which requires all of h.
@@ -135,7 +135,7 @@ class ModelMembers:
     """Models with the same inputs and outputs, of one architecture or several.
 
     Attributes:
-        held: Storage of their weights.
+        held: Storage of the models' weights.
     """
 
     held: PredictorStore

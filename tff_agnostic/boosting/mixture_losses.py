@@ -1,4 +1,4 @@
-"""Losses of mixtures of C predictors on n examples, and gradients by their weights alpha.
+"""Losses of mixtures of C predictors on n examples, and gradients in the weights alpha.
 
 Source: Hamer, Mohri, Suresh 2020, sections 2 to 4; d loss / d alpha_k = <grad loss(h), h_k>. A
 mixture's losses depend on inner products of its output: with the label (for distributions, the
@@ -24,8 +24,8 @@ from tff_agnostic.models.metrics import is_word
 class Outputs(abc.ABC):
     """Outputs of C predictors on n examples; n is 1 if they do not depend on the example.
 
-    An example is one prediction, or for a sentence T predictions. Results then have an axis of T
-    after the axis of examples, and `per_example` reduces it.
+    For sentences an example has T predictions: results have an axis of T after the axis of
+    examples, which `per_example` reduces.
     """
 
     @abc.abstractmethod
@@ -205,7 +205,7 @@ class LossAt(NamedTuple):
     """Losses of n examples and their gradients.
 
     Attributes:
-        losses: float32 [n].
+        losses: Loss of each example, float32 [n].
         gradients: Gradient with respect to the weight of each of C predictors, float32 [n, C].
     """
 

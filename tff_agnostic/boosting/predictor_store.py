@@ -1,10 +1,10 @@
-"""Storage of an ensemble's predictors in arrays, at the server and in messages of C.
+"""Storage of an ensemble's predictors in arrays, at the server and in messages of C predictors.
 
-With one architecture, arrays of the same weight are stacked, and a message contains rows of them.
-With several architectures, the weights of a predictor are flattened and concatenated to one array,
-and so are the predictors. A message then has C predictors in sequence, with the architecture and
-the start of each, and its reader branches on the architecture. A message has space for the C
-largest predictors, so that its size is the same in every round; no predictor is padded.
+With one architecture, each weight of all predictors is one stacked array, and a message contains
+rows of these arrays. With several architectures, one flat array contains all weights of the first
+predictor, then of the second, and so on. A message then contains C predictors in sequence, each
+with its architecture and start, and the receiver branches on the architecture. It has space for the
+C largest predictors, so that its size is the same in every round; no predictor is padded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Architecture:
 
     Attributes:
         model: Model of the predictor.
-        from_scores: Whether the model predicts scores, whose softmax, or sigmoid of a single score,
-            is the distribution.
+        from_scores: Whether the model predicts scores. The distribution is then their softmax, or
+            the sigmoid of a single score.
     """
 
     model: Model

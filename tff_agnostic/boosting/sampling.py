@@ -1,10 +1,10 @@
 """Sampling of the predictors that a round sends, and gradient estimators that correct for it.
 
-Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Draws have probabilities gamma; they
-are pure functions on vectors [q]. Estimators are pure functions on float32 [n, C], of C sent
-predictors. The paper's text mixes the first two of `GRADIENT_ESTIMATORS`, and the bias printed in
-section 4.2 applies to neither; the third is its corrected form, whose mean was verified by
-enumeration of all masks.
+Source: Hamer, Mohri, Suresh 2020, section 4.1, equation (8). Samplers draw predictor k with
+probability gamma_k; they are pure functions on vectors [q]. Estimators are pure functions on
+float32 [n, C], for C sent predictors. The paper's text mixes `masked` and `divided`, and the bias
+printed in section 4.2 applies to neither; `unbiased` is the corrected form, whose mean was verified
+by enumeration of all masks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.base.stateless_random import fold_in, random_order, uniform
 
-# Distinguish the draws that share a seed.
+# Numbers that distinguish the draws from one seed.
 _FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3
-# Space in a message for a sum of coins with mean C, in standard deviations (each at most the root
-# of C) above C.
+# Number of standard deviations above C, at most sqrt(C) each, for which a message has space if the
+# number of drawn predictors is random with mean C.
 _ROOM = 5.0
 
 # (alpha [q], C, uniform fraction) -> gamma, float32 [q], each in (0, 1], with a sum of at most C.
@@ -27,22 +27,22 @@ Gammas = Callable[["tf.Tensor", int, float], "tf.Tensor"]
 
 
 def no_sampling(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
-    """gamma_k = 1: no sampling."""
+    """Returns gamma_k = 1: no sampling."""
     del budget, uniform_share
     return tf.ones_like(alpha)
 
 
 def uniformly(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
-    """gamma_k = C / q."""
+    """Returns gamma_k = C / q."""
     del uniform_share
     return tf.fill(tf.shape(alpha), budget / alpha.shape[0])
 
 
 def by_weight(alpha: tf.Tensor, budget: int, uniform_share: float) -> tf.Tensor:
-    """Equation (8), gamma_k = min(1, alpha_k C), mixed with a fraction of uniform sampling.
+    """Returns gamma_k = min(1, alpha_k C) (equation 8), mixed with a fraction of uniform sampling.
 
-    The fraction is a floor, as a predictor of weight 0 would otherwise never be sampled again. The
-    sum is at most C; the cap at 1 reduces it.
+    Without this fraction, a predictor of weight 0 would never be sampled again. The sum of the
+    gammas is at most C; the cap at 1 reduces it.
     """
     even = budget / alpha.shape[0]
     by_alpha = tf.minimum(1.0, alpha * float(budget))
@@ -55,7 +55,7 @@ PREDICTOR_SAMPLINGS: Registry[Gammas] = Registry(
 
 
 class SampledPredictors(NamedTuple):
-    """The predictors of a message: sampled ones, and padding.
+    """The predictors of a message: sampled predictors, and padding.
 
     Attributes:
         indices: Indices of the predictors, int32 [room], all different.
@@ -78,7 +78,7 @@ class PredictorSampler(NamedTuple):
     room: Callable[[int, int], int]
 
     def __call__(self, gamma: tf.Tensor, budget: int, seed: tf.Tensor) -> SampledPredictors:
-        """Returns the draw of a round.
+        """Returns the predictors to send in a round.
 
         Args:
             gamma: Probabilities, float32 [q].
@@ -97,7 +97,7 @@ class PredictorSampler(NamedTuple):
 
 
 def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Systematic sampling in a random order: predictor k with probability gamma_k.
+    """Draws predictor k with probability gamma_k, by systematic sampling in a random order.
 
     The gammas are concatenated as intervals, and a predictor is drawn if one of the points u, u +
     1, u + 2, ... is in its interval. The number of draws is the sum of the gammas, rounded up or
@@ -105,7 +105,7 @@ def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     independent: mostly, drawing one makes another less likely.
     """
     order = _random_order(gamma.shape[0], fold_in(seed, tf.constant(_ORDER)))
-    # float64, because the sum of a thousand must be exactly C.
+    # float64, because the sum of a thousand gammas must be exactly C.
     ends = tf.cumsum(tf.cast(tf.gather(gamma, order), tf.float64))
     total = tf.round(ends[-1])
     is_whole = tf.abs(ends[-1] - total) < 1e-4
@@ -117,7 +117,7 @@ def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def independent(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Figures 1 and 2 as printed: a coin per predictor; C is the mean, and H_t may be empty."""
+    """Draws each predictor by its own coin flip, as in figures 1 and 2; H_t may be empty."""
     seeds = fold_in(seed, tf.range(gamma.shape[0]))
     return uniform(seeds, _COINS) < gamma
 
@@ -147,9 +147,9 @@ class SentPredictors(NamedTuple):
     """The predictors that a client receives; float32 [C] each.
 
     Attributes:
-        alpha: alpha_k.
-        gamma: gamma_k, the probability of its draw.
-        is_sampled: 1_k: 0 for padding of a message.
+        alpha: Weights alpha_k.
+        gamma: Sampling probabilities gamma_k.
+        is_sampled: 1_k: 1 for sampled predictors, 0 for padding.
     """
 
     alpha: tf.Tensor
@@ -176,32 +176,32 @@ class GradientEstimator(NamedTuple):
 
 
 def masked(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """1_k g_k: figures 1 and 2; its mean is too small for rarely sampled predictors."""
+    """Returns 1_k g_k (figures 1 and 2); its mean is too small for rarely sampled predictors."""
     del squared_norms
     return gradients * sent.is_sampled
 
 
 def divided(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """1_k / gamma_k g_k; for the squared loss its mean has the bias that `unbiased` subtracts."""
+    """Returns 1_k / gamma_k g_k; for the squared loss it has the bias that `unbiased` subtracts."""
     del squared_norms
     return gradients * (sent.is_sampled / sent.gamma)
 
 
 def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """`divided` less 2 alpha_k |h_k|^2 (1 / gamma_k - 1), whose mean is the gradient.
+    """Returns 1_k / gamma_k (g_k - b_k) with b_k = 2 alpha_k |h_k|^2 (1 / gamma_k - 1).
 
-    This holds for the squared loss, and requires independent draws.
+    For the squared loss and independent draws its mean is the gradient.
     """
-    # b_k of section 4.2, as corrected.
+    # b_k of section 4.2, corrected.
     bias = 2.0 * sent.alpha * squared_norms * (1.0 / sent.gamma - 1.0)
     return (gradients - bias) * (sent.is_sampled / sent.gamma)
 
 
 def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
-    """1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
+    """Returns 1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
 
-    There, all g_k are about -1. Steps ignore a common offset of all coordinates, but a mask would
-    turn it into a reward for being sampled.
+    For the log loss all g_k are about -1. Steps ignore a common offset of all coordinates, but
+    masking such an offset would reward predictors for being sampled.
     """
     del squared_norms
     return (1.0 + gradients) * (sent.is_sampled / sent.gamma)

@@ -1,4 +1,4 @@
-"""Unigram models of groups of clients, from counts of the groups' examples."""
+"""Unigram models of domains or of clients, from counts of their examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tff_agnostic.models.next_word import unigram_loss
 
 @dataclasses.dataclass(frozen=True)
 class GroupCounts:
-    """Counts of outcomes by group.
+    """Counts of outcomes by group: by domain, or by client.
 
     Attributes:
         counts: Counts of each group, int64 [outcomes], by the group's name.

@@ -1,14 +1,14 @@
-"""Updates of lambda: mirror ascent, CVaR, or none; one step per round by the domains' losses.
+"""Updates of lambda: mirror ascent, CVaR, or none, with one step per round along domain losses.
 
-Mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019, sections 3
-and 4.2, with either mirror map, and equation (6) for `chi2`, an additional term of the objective.
+Sources of mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019,
+sections 3 and 4.2 for both mirror maps, equation (6) for `chi2`, an additional objective term.
 
 CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
 Heterogeneous Devices", equation (2), with the p domains instead of devices. A level theta in (0, 1]
-allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. Their
-maximum of sum_i pi_i L_i is the mean loss of the worst theta of the examples, if all examples of a
-domain have the domain's loss: the (1 - theta)-superquantile. theta = 1 allows only alpha; if theta
-is at most every alpha_i, all mixtures are allowed, and the worst domain counts.
+allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. If all
+examples of a domain have the domain's loss, the maximum of sum_i pi_i L_i over these mixtures is
+the (1 - theta)-superquantile: the mean loss of the worst fraction theta of the examples. theta = 1
+allows only alpha. If theta is at most every alpha_i, only the worst domain counts.
 
 The arithmetic is in pure functions on vectors of one entry per domain, usable with NumPy arrays.
 """
@@ -36,7 +36,7 @@ from tff_agnostic.domain_weights.sets import (
 
 # The smallest normal float32: processors may treat smaller ones as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
-# Maximum fraction of the total that rounding leaves if bounds fill it exactly.
+# A remaining fraction of the total below this limit is the result of rounding.
 _ROUNDING = 1e-12
 # Signs of the `chi2` term.
 PENALTY, PESSIMISM = -1, 1
@@ -65,7 +65,7 @@ def exponentiated_gradient(
     """
     losses = tf.convert_to_tensor(losses)
     exponents = learning_rate * losses
-    # Equal up to a common factor of all weights, but rounded differently: used only if necessary.
+    # The common offset cancels in the normalisation, but rounds differently: use only if necessary.
     from_largest = learning_rate * (losses - tf.reduce_max(losses))
     in_range = tf.reduce_all(tf.math.is_finite(exponents))
     logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
@@ -88,9 +88,9 @@ Slope = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 def chi2(mu: float, sign: int = PENALTY) -> Slope:
     """Returns the slope of plus or minus mu times the chi2 distance from the training mixture.
 
-    Equation (6) of Mohri et al. adds the term inside the maximum: this pessimism of their bound is
-    a convex function of lambda. The penalty of distributionally robust optimisation subtracts it,
-    and keeps lambda near m_bar.
+    Mohri et al. add the term inside the maximum (equation 6), as a pessimistic bound, convex in
+    lambda. Distributionally robust optimisation subtracts it as a penalty, which keeps lambda near
+    the training mixture m_bar.
 
     Args:
         mu: Weight of the term.
@@ -106,8 +106,8 @@ def chi2(mu: float, sign: int = PENALTY) -> Slope:
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """Returns the pi with maximum sum_i pi_i L_i, 0 <= pi_i <= b_i, and the given total.
 
-    It is b_i for losses above a threshold and 0 below; equal losses at the threshold share the rest
-    in proportion to b. If sum_i b_i is less than the total, b is scaled up to it.
+    pi_i is b_i for losses above a threshold and 0 below; equal losses at the threshold share the
+    rest in proportion to b. If sum_i b_i is less than the total, b is scaled up to the total.
 
     Args:
         losses: L, float [p].
@@ -138,11 +138,11 @@ def cvar_step(
     rate: float = 1.0,
     is_free: Optional[tf.Tensor] = None,
 ) -> tf.Tensor:
-    """Returns (1 - rate) lambda + rate pi, where pi is the worst mixture of the level.
+    """Returns (1 - rate) lambda + rate pi, where pi is the worst mixture that the level allows.
 
-    Weights that are not free do not change, and pi is the worst of the mixtures with these weights.
-    The free weights share the rest within their bounds alpha_i / theta, or in proportion to alpha
-    if the rest exceeds these bounds.
+    Weights that are not free do not change, and pi is the worst mixture with these weights. The
+    free weights share the remaining total within their bounds alpha_i / theta, or in proportion to
+    alpha if the total exceeds these bounds.
 
     Args:
         lambda_: A point of the simplex, float32 [p].
@@ -282,7 +282,7 @@ class LambdaOptions(Options):
         return FREEZE
 
     def with_baselines(self, baselines: Iterable[float]) -> Self:
-        """Returns the options with other baselines of excess losses."""
+        """Returns the options with the given baselines of excess losses."""
         player = dataclasses.replace(self.lambda_, baselines=tuple(baselines))
         return dataclasses.replace(self, lambda_=player)
 
@@ -294,7 +294,7 @@ class LambdaAscent:
     Attributes:
         options: Options of the ascent.
         lambda_set: The set Lambda.
-        training_mixture: m_bar, the fractions of the training examples by domain, p positive
+        training_mixture: m_bar, each domain's fraction of the training examples, p positive
             numbers.
         initial: The coordinates of lambda_0.
         slope: Slope of an additional term of the objective; None without one.
@@ -318,11 +318,11 @@ class LambdaAscent:
         measured: Optional[tf.Tensor] = None,
         rate_factor: Optional[tf.Tensor] = None,
     ) -> tf.Tensor:
-        """Returns the coordinates of lambda_t from those of lambda_{t-1}.
+        """Returns the coordinates of lambda_t from the coordinates of lambda_{t-1}.
 
-        A domain without examples in the round is absent: it keeps its weight, or its loss is 0 with
-        `lambda_absent` "zero". A domain with training examples but no measured examples keeps its
-        weight. A round without any loss changes nothing.
+        A domain without examples in the round is absent: with `absent` "freeze" it keeps its
+        weight, with "zero" its loss is 0. A domain with training examples but no measured examples
+        keeps its weight. A round without any loss changes nothing.
 
         Args:
             coordinates: Coordinates of lambda_{t-1}, float32 [q].
@@ -384,8 +384,8 @@ class LambdaAscent:
             training_mixture = tf.constant(self.training_mixture, tf.float32)
             losses += self.slope(self.mixture(coordinates), training_mixture)
         if keeps_weights:
-            # Updates depend on differences of slopes. Next to the 0 of an absent domain, negative
-            # slopes could leave no weight for the present domains.
+            # Updates depend on differences of losses, and absent domains have 0. Shift negative
+            # losses up: otherwise present domains could lose all weight.
             losses = tf.where(has_loss, losses, 0.0)
             losses = tf.where(has_loss, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
         gradient = self.lambda_set.gradient(losses)

@@ -1,11 +1,11 @@
 """Mixtures near the training mixture: chi2(lambda || m_bar) <= rho.
 
-The paper's generalisation bound uses this distance: its skewness is the maximum of chi2(lambda ||
-m_bar) + 1 over the set (Mohri et al. 2019, section 3), which the radius bounds.
+The generalisation bound of Mohri et al. 2019 (section 3) uses this distance: its skewness, the
+maximum of chi2(lambda || m_bar) + 1 over the set, is at most rho + 1.
 
-A projection is the solution x(mu) of an unconstrained problem, for the multiplier mu of the ball at
-which x(mu) is on its surface; chi2 falls as mu grows, so bisection finds mu. All computations are
-in float64, as they divide by the weights of small domains.
+A projection solves a problem in which the ball's constraint is a term with a multiplier mu. At the
+right mu the solution x(mu) is on the ball's surface; chi2 falls as mu grows, so bisection finds mu.
+All computations are in float64, as they divide by the weights of small domains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 from tff_agnostic.domain_weights.sets import LambdaSet
 
 _TOLERANCE = 1e-6
-# Range of the multiplier, in powers of 2; each bisection halves the rest.
+# Range of the multiplier's logarithm to base 2; each bisection halves it.
 _LOG_MULTIPLIERS = (-80.0, 80.0)
 _BISECTIONS = 50
 _NEWTON_STEPS = 12
@@ -48,7 +48,7 @@ class Ball(LambdaSet):
     """A ball around a mixture, within the simplex.
 
     Attributes:
-        center: m_bar, the fractions of the training examples; positive, with sum 1.
+        center: m_bar, each domain's fraction of the training examples; positive, with sum 1.
         radius: rho, the maximum chi2 distance sum_i (lambda_i - m_i)^2 / m_i; positive.
     """
 
@@ -64,7 +64,7 @@ class Ball(LambdaSet):
         return self._on_surface(point, _entropic)
 
     def start(self, initial: np.ndarray) -> np.ndarray:
-        """Returns lambda_0."""
+        """Returns lambda_0; raises an `OptionError` if it lies outside the ball."""
         distance = _chi2_numpy(initial, np.array(self.center))
         if distance > self.radius + _TOLERANCE:
             mixture = np.round(self.center, 6).tolist()
@@ -78,12 +78,12 @@ class Ball(LambdaSet):
     def worst(self, losses: np.ndarray) -> np.ndarray:
         """See `LambdaSet.worst`.
 
-        The multiplier mu of the ball and nu of the sum give lambda_i as m_i times the positive part
-        of 1 + (L_i - nu) / (2 mu).
+        With the multipliers mu of the ball and nu of the sum, the solution is lambda_i = m_i max(1
+        + (L_i - nu) / (2 mu), 0).
         """
         center = np.array(self.center, np.float64)
         # The mixture does not change if all losses gain a constant or a positive factor. With a
-        # largest loss of 0, its domain has the factor 1 for any mu.
+        # largest loss of 0, the worst domain has the factor 1 for any mu.
         below_worst = np.asarray(losses, np.float64) - np.max(losses)
         span = -np.min(below_worst)
         if span == 0:
@@ -178,7 +178,8 @@ def _weighted_simplex(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
     """Returns argmin over the simplex of sum_i x_i log(x_i / y_i) + mu / 2 chi2(x || m).
 
-    log x_i + mu x_i / m_i = log y_i - nu; the sum of x falls in nu, and is convex in it.
+    The solution has log x_i + mu x_i / m_i = log y_i - nu. The sum of x falls with nu, and is
+    convex in nu.
     """
     # Weights of 0 stay 0.
     is_positive = point > 0
@@ -195,7 +196,7 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
         total, slope = x_and_slope(nu)
         return step + 1, nu + (total - 1.0) / slope
 
-    # At this nu a single x_i is 1: left of the root, where Newton's steps do not overshoot.
+    # At this nu one x_i is 1, and the sum is at least 1: Newton's steps do not overshoot from here.
     lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
     _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
     x = tf.where(is_positive, _solve_x_plus_log_x(log_y - nu, k), 0.0)

@@ -4,11 +4,11 @@ Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning": the agnostic loss is t
 lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so Lambda and its convex hull have
 the same maximum; every set here is convex and within the simplex of the p domains.
 
-A box contains the mixtures within bounds per domain, lower <= lambda <= upper. Its two projections
-clip a one-parameter family of points, until the sum is 1: v + nu for the Euclidean projection, c y
-for the entropic one. As a function of the parameter the sum is piecewise linear, with bends only
-where a coordinate reaches a bound. All bends are tried to find the piece that contains 1, which is
-solved exactly.
+A box contains the mixtures within bounds per domain, lower <= lambda <= upper. The Euclidean
+projection is clip(v + nu, lower, upper), the entropic projection clip(c y, lower, upper), with nu
+or c such that the sum is 1. The sum is piecewise linear in this parameter, with bends where a
+coordinate reaches a bound. The values at all bends determine the piece on which the sum is 1, which
+is then solved exactly.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 
 _TOLERANCE = 1e-6
-# Larger than the range of a coordinate.
+# Wider gaps between coordinates do not matter, as the range of a coordinate is 1.
 _WIDE_GAP = 2.0
 _SUM_TOLERANCE = 1e-3
 
 
 class LambdaSet(Protocol):
-    """A convex set of mixtures; its methods here are those of the simplex.
+    """A convex set of mixtures; the default methods are for the simplex.
 
-    A server represents a point of the set by its coordinates, float32 [q], and updates them. They
-    are lambda itself except in a `Hull`, where they are the weights of the mixtures that span it.
+    A server represents a point of the set by its coordinates, float32 [q], and updates these. The
+    coordinates are lambda itself; in a `Hull` they are the weights of the hull's mixtures.
     """
 
     def mixture(self, coordinates: tf.Tensor) -> tf.Tensor:
@@ -56,7 +56,7 @@ class LambdaSet(Protocol):
         return project_to_simplex(point)
 
     def project_kl(self, point: tf.Tensor) -> tf.Tensor:
-        """Returns the coordinates x with minimum sum_i x_i log(x_i / y_i) to a point y.
+        """Returns the coordinates x that minimise sum_i x_i log(x_i / y_i) for a point y.
 
         Args:
             point: y, a point of a simplex, float32 [q]; its zeros stay 0.
@@ -79,7 +79,7 @@ class LambdaSet(Protocol):
         """
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
-        """Describes the set as JSON, for readers without the run's settings."""
+        """Returns a JSON description of the set, for readers without the run's settings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ def project_to_simplex(
     """
     if is_free is not None:
         vector = tf.where(is_free, vector, -np.inf)
-    # A common shift has no effect, but float32 cannot represent 2^24 + 1.
+    # A common shift has no effect, but keeps differences: float32 cannot represent 2^24 + 1.
     vector = vector - tf.reduce_max(vector)
     descending = tf.sort(vector, direction="DESCENDING")
     ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
@@ -195,7 +195,7 @@ class Box(LambdaSet):
         return tf.cast(tf.clip_by_value(scale * y, lower, upper), point.dtype)
 
     def start(self, initial: np.ndarray) -> np.ndarray:
-        """Returns lambda_0."""
+        """Returns lambda_0; raises an `OptionError` if it lies outside the box."""
         lower, upper = np.array(self.lower), np.array(self.upper)
         if np.any(initial < lower - _TOLERANCE) or np.any(initial > upper + _TOLERANCE):
             expected = f"a lambda_0 between lower={lower.tolist()} and upper={upper.tolist()}"
@@ -203,7 +203,7 @@ class Box(LambdaSet):
         return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the lower bounds plus the rest of 1, assigned to the largest losses first."""
+        """Returns the lower bounds, where the largest losses get the remaining weight first."""
         lambda_ = np.array(self.lower, np.float64)
         rest = 1.0 - lambda_.sum()
         for i in np.argsort(-losses, kind="stable"):
@@ -245,7 +245,7 @@ def _solve(
     bends = tf.sort(bends)
     clipped = tf.clip_by_value(offset + slope * bends[:, tf.newaxis], lower, upper)
     sums = tf.reduce_sum(clipped, axis=1)
-    # The last bend with a sum of at most 1 starts the piece.
+    # The piece starts at the last bend with a sum of at most 1.
     k = tf.maximum(tf.reduce_sum(tf.cast(sums <= 1.0, tf.int32)) - 1, 0)
     next_bend = bends[tf.minimum(k + 1, tf.size(bends) - 1)]
     within = offset + slope * (bends[k] + next_bend) / 2
