@@ -22,7 +22,7 @@ from tff_agnostic.base.report_fields import ReportFields
 class SecurityProperty(enum.Enum):
     """A declared property of the values that reach the server.
 
-    Each is verified on compiled communication steps before anything runs; see
+    Every declared property is verified on compiled steps before anything runs; see
     `computations.verification`.
     """
 
@@ -36,7 +36,7 @@ class ClientFacts(NamedTuple):
     Attributes:
         seed: The client's seed in this round, int64 scalar.
         examples_cut: Number of the client's examples beyond the limit, int64 scalar.
-        place: `Place` of the client in the cohort; () unless the aggregation numbers clients.
+        place: `Place` of the client in the cohort; () unless `numbers_clients`.
     """
 
     seed: tf.Tensor
@@ -90,8 +90,8 @@ class Bound:
         signed: Whether negative values are allowed; only for real values.
         integer: Whether the values are int64 without quantisation.
         ratio: Name shared by the values that are scaled together; None for an independent value.
-        entrywise: Whether each entry i of the ratio's values has its own factor, as for vectors
-            with an entry per domain; otherwise all entries share one factor.
+        entrywise: Whether each entry has its own scaling factor, as in vectors with an entry per
+            domain; otherwise all entries of all values of the ratio share one factor.
         denominator: Whether this value is the denominator of its ratio. If its private sum is below
             the noise, the other values of the ratio count as absent.
         exclusive_group: Name shared by mutually exclusive values: for each client at most one of
@@ -100,8 +100,7 @@ class Bound:
             instead of the clients' values, which are not sent. None if unknown.
         max_norm: Maximum l2 norm of all entries together, to which private sums clip; None for
             `limit`.
-        contributing: With a public sum, the expected fraction of a round's clients that contribute
-            to it.
+        contributing: Expected fraction of a round's clients that contribute to the public sum.
     """
 
     limit: float
@@ -124,7 +123,7 @@ class Bound:
 class FederatedSums(Protocol):
     """Sums over clients in a federated computation; TFF's are in `tff_process.TffSums`.
 
-    An aggregation selects the sums that it requires. Values are placed at the clients, sums at the
+    An aggregation calls the sums that it needs. Arguments are placed at the clients, sums at the
     server.
     """
 
@@ -138,7 +137,7 @@ class FederatedSums(Protocol):
         """Returns the secure sum of integers, each modulo its given modulus."""
 
     def joined(self, values: Any) -> Any:
-        """Returns a structure of placed values as one value with the same placement."""
+        """Returns a structure of placed values as one placed value."""
 
     def spec(self, values: Any) -> Any:
         """Returns the tensor specs of one client's value."""
@@ -150,8 +149,8 @@ _Sum = TypeVar("_Sum", bound="Aggregation")
 class Aggregation:
     """Sums named tuples of tensors over a cohort; bounds have the structure of the values.
 
-    The defaults are those of a plain sum, without state or secrets. Equal aggregations behave the
-    same and share traces.
+    The defaults are a plain sum, without state or secrets. Equal aggregations behave equally, so
+    they share traces.
 
     Attributes:
         name: Name in the registry.
@@ -198,11 +197,11 @@ class Aggregation:
         return (self,) * len(bounds)
 
     def on_clients(self) -> Aggregation:
-        """Returns the aggregation for clients: without secrets of the server."""
+        """Returns the aggregation without the server's secrets, for clients."""
         return self
 
     def exact(self: _Sum) -> _Sum:
-        """Returns the aggregation without rounding of real sums to float32."""
+        """Returns the aggregation with real sums in float64 instead of float32."""
         return self
 
     def initialize(self, bounds: Any) -> Any:
@@ -216,7 +215,7 @@ class Aggregation:
         return []
 
     def rounding(self, bound: Bound) -> float:
-        """Returns the maximum difference between a value within its bound and its encoding."""
+        """Returns the maximum difference between a value within its bound and its encoded value."""
         del bound
         return 0.0
 
@@ -230,7 +229,7 @@ class Aggregation:
         return output
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """In a federated computation: sums `encoded`, placed at clients, on the server."""
+        """In a federated computation: returns the sum of `encoded`, placed at the clients."""
         del bounds
         return sums.plain(encoded)
 
@@ -244,7 +243,7 @@ class Aggregation:
 
         Args:
             bounds: Bounds of a client's output.
-            prefix: Prefix of their names, which distinguishes communication steps.
+            prefix: Prefix of the names, which distinguishes communication steps.
         """
         del bounds, prefix
         return OrderedDict()
@@ -255,8 +254,7 @@ class PlainSum(Aggregation):
     """The sum of unmodified values.
 
     Attributes:
-        limits: Limits from which algorithms derive bounds. Plain sums do not enforce the limits,
-            but every value must have a bound.
+        limits: Limits from which algorithms derive bounds. Plain sums do not enforce them.
         name: Name of the aggregation.
     """
 
@@ -265,7 +263,7 @@ class PlainSum(Aggregation):
 
 
 def require_enough_clients(aggregation: Aggregation, num_clients: int) -> None:
-    """Raises a `UserError` if a sum has so few clients that it would reveal them."""
+    """Raises a `UserError` if a sum over so few clients could reveal single clients."""
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(
             f"{aggregation.name} sums: expected at least {aggregation.min_clients} clients in a "

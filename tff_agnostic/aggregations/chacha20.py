@@ -1,9 +1,10 @@
 """ChaCha20 (RFC 8439, section 2.3), a stream cipher, in TensorFlow's integer operations.
 
-Its key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known,
-without the key the stream is indistinguishable from random bits, and a part of it does not allow
-computing the rest. It only uses 32-bit integer arithmetic, so every runtime, device and exported
-graph yields the same bits. There are no table look-ups and no branches that depend on the key.
+The key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known,
+without the key it cannot be distinguished from random bits, nor can a part be computed from the
+rest. The implementation uses only 32-bit integer arithmetic, so that every runtime, device and
+exported graph yields the same bits. It has no table look-ups and no branches that depend on the
+key.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tff_agnostic.base.later import tf
 # Number of int64 values of a key.
 KEY_NUMBERS = 4
 BLOCK_WORDS = 16
-# Name of the function below in graphs; `verification` treats its results as noise.
+# Name of the key-stream function in graphs; `verification` treats its results as noise.
 KEYSTREAM = "chacha20_keystream"
 
-# "expand 32-byte k", four little-endian words.
+# ChaCha20's constant words: the bytes "expand 32-byte k".
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 _DOUBLE_ROUNDS = 10
 _LOW = 2**32 - 1
 
-# Four rows of four words of the state, each uint32 [4, blocks].
+# The state: four rows of four words, uint32 [4, blocks] each.
 _Rows = tuple["tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor"]
 
 
@@ -64,7 +65,7 @@ def joined_halves(words: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, tf.constant(32, tf.int64)), low)
 
 
-# A run uses a few sizes; trace each once, so that graphs call it by its name.
+# A run uses only a few sizes. Each is traced once, so that graphs call the function by its name.
 @functools.lru_cache(maxsize=32)
 def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
     def chacha20_keystream(key: tf.Tensor, nonce: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
@@ -97,12 +98,12 @@ def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tenso
     )
 
 
-# A function that outlives TensorFlow's modules prints an error when Python deletes it.
+# Release functions before TensorFlow's modules, or Python prints errors at exit.
 atexit.register(_block_function.cache_clear)
 
 
 def _double_round(rows: _Rows) -> _Rows:
-    """Transforms the columns of the state, then its diagonals."""
+    """Applies quarter rounds to the columns of the state, then to its diagonals."""
     a, b, c, d = _quarter_round(*rows)
     a, b, c, d = _quarter_round(a, _turned(b, 1), _turned(c, 2), _turned(d, 3))
     return a, _turned(b, 3), _turned(c, 2), _turned(d, 1)
@@ -122,7 +123,7 @@ def _quarter_round(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> _R
 
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
-    """Rotates words to the left by some bits."""
+    """Rotates words to the left by `bits`."""
     return tf.bitwise.bitwise_or(
         tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
         tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)),
@@ -130,6 +131,6 @@ def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def _turned(row: tf.Tensor, places: int) -> tf.Tensor:
-    """Rotates the words of a row by some places to the left."""
-    # Milliseconds faster than `tf.roll` on few blocks.
+    """Rotates a row of words to the left by `places`."""
+    # On few blocks this is milliseconds faster than `tf.roll`.
     return tf.gather(row, [(k + places) % 4 for k in range(4)])

@@ -1,13 +1,13 @@
 """Clips groups of values, each with a share of the privacy budget; post-processes noisy sums.
 
 All values that clients send in a round form one release. Every value belongs to a group with a
-bounded l2 norm. Noise with standard deviation z_g times the bound of group g, for all groups, is as
-private as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). Spending
-a share w_g of the budget on a group, sum_g w_g = 1, means z_g = z_eff / sqrt(w_g).
+bounded l2 norm. If each group g has noise with standard deviation z_g times its bound, the release
+is as private as one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2). A
+group with the share w_g of the budget, sum_g w_g = 1, has z_g = z_eff / sqrt(w_g).
 
-Clipping is a pure function of one client's values that brings every group within its bound, and
-preserves ratios. For any client values, including infinite ones, the sum of a group changes by at
-most its bound when the client joins or leaves.
+Clipping is a pure function of one client's values. It brings every group within its bound and
+preserves ratios. For any values, including infinite ones, a group's sum changes by at most the
+group's bound when a client joins or leaves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional
 from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.base.later import tf
 
-# Values are scaled to slightly below their bound, as results are rounded to float32.
+# Scale values to slightly below their bound, as results are rounded to float32.
 _ROOM = 1.0 - 1e-6
 
 
@@ -77,15 +77,15 @@ def whole_factor(
     for i in members:
         if bounds[i].integer:
             count = tf.cast(values[i], tf.float64)
-            # Round toward 0: a client may send negative counts, and must not gain from that. n (1 /
-            # n) may be slightly less than 1.
+            # Round toward 0: a client may send negative counts, and must not gain from that. Add a
+            # margin, as n (1 / n) may be slightly less than 1.
             whole = tf.sign(count) * tf.floor(tf.abs(count) * factor + 1e-9)
             factor = tf.math.divide_no_nan(whole, count)
     return factor
 
 
 def _times(factor: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """Returns a value times a factor for which integers remain integers."""
+    """Returns a value times a factor that keeps integers integers."""
     if value.dtype.is_floating:
         return value * tf.cast(factor, value.dtype)
     return tf.cast(tf.round(tf.cast(value, tf.float64) * factor), value.dtype)
@@ -124,7 +124,7 @@ class Group:
 
 
 class _Part(NamedTuple):
-    """A group as a component of one jointly clipped vector.
+    """A group, as a component of a vector that is clipped as a whole.
 
     Attributes:
         positions: Positions of the group's values.
@@ -155,13 +155,13 @@ def clip(
         clip_norms: The clip norm of each update among the groups, float32 scalars.
         rounding: Maximum change of each value when it is encoded, such as half a step of secure
             sums; none if empty. The bounds hold for the encoded values.
-        joint_shares: w_g of each group, to clip them as one vector; None to clip each alone.
-            Integers without a ratio, such as a count of clients, would be 0 after any scaling, so
-            they are always clipped alone.
+        joint_shares: Shares w_g of all groups, to clip these as one vector; None to clip each group
+            alone. Integers without a ratio, such as a count of clients, are always clipped alone,
+            as any scaling would make them 0.
 
     Returns:
-        (values, whether each update was within its clip norm, float32 scalars). Values outside of
-        any group are zeros: they are not sent.
+        (clipped values, whether each update was within its clip norm, float32 scalars). Values
+        outside of any group become zeros, and are not sent.
     """
     scaled = scaled_ratios([finite(value) for value in values], bounds)
     sent = [tf.zeros_like(value) for value in scaled]
@@ -195,10 +195,10 @@ def _jointly_clipped(
 ) -> dict[int, tf.Tensor]:
     """Clips the values of all parts as one vector; returns them by position.
 
-    Group g has the component v_g = sqrt(w_g) x_g / c_g, and v is scaled to a norm of at most
-    sqrt(sum_g w_g). Noise of z on v is noise of z c_g / sqrt(w_g) on x_g, as when each group is
-    clipped alone. Outputs with all groups within their bounds do not change, nor do some outputs
-    that exceed the bound of one group and fall below the bounds of others.
+    Group g is the component v_g = sqrt(w_g) x_g / c_g of a vector v, which is scaled to a norm of
+    at most sqrt(sum_g w_g). Noise z on v equals noise z c_g / sqrt(w_g) on x_g, as when each group
+    is clipped alone. If all groups are within their bounds, nothing changes. A group beyond its
+    bound may also stay unchanged if other groups are below their bounds.
     """
     square = rounding = tf.constant(0.0, tf.float64)
     for part in parts:
@@ -212,7 +212,7 @@ def _jointly_clipped(
     clipped = {}
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
-        # Counts of a ratio remain integers, and the ratio is preserved.
+        # Keep counts integers, and preserve the ratio.
         ratio_factor = factor if ratio is None else whole_factor(factor, values, bounds, members)
         for i in positions & {*members}:
             clipped[i] = _times(ratio_factor, values[i])
@@ -220,14 +220,14 @@ def _jointly_clipped(
 
 
 def bound_groups(bounds: Any, max_delta: float, expected_clients: float) -> tuple[Group, ...]:
-    """Returns the groups of an output; values with a public sum belong to none.
+    """Returns the groups of an output; values with a public sum belong to no group.
 
     Signed values of a ratio form an update: a model delta times the client's weight. An update's
     bound is the clip norm times a weight: the mean weight of contributing clients if the sum of
     weights is public, otherwise the maximum weight.
 
     Args:
-        bounds: Bounds in the structure of the output, a named tuple.
+        bounds: A named tuple of bounds, in the structure of the output.
         max_delta: Bound of a coordinate of a model delta, from which `bounds` derive.
         expected_clients: Expected number of clients of a round.
     """
@@ -281,12 +281,12 @@ def _paths(values: Any, path: str) -> Iterator[str]:
 
 
 def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, ...]:
-    """Returns w_g of each group of a round, over all its communication steps.
+    """Returns the share w_g of each group of a round, over all its communication steps.
 
     Args:
-        update_share: Share of all updates together, divided equally among them; the other groups
-            divide the rest equally. If there are only updates, or only others, they have the entire
-            budget.
+        update_share: Share of all updates together. Updates divide it equally; the other groups
+            divide the rest equally. A round with only updates, or only others, gives them the
+            entire budget.
     """
     kinds = [group.is_update for group in groups]
     num_updates = sum(kinds)
@@ -303,11 +303,11 @@ def without_noise_below(
     bounds: Sequence[Bound],
     absent_below: float,
 ) -> list[tf.Tensor]:
-    """Sets sums below their noise to zero, and limits ratios.
+    """Sets sums below their noise to zero, limits ratios, and inserts public sums.
 
-    A denominator below `absent_below` standard deviations of its noise becomes zero, as do the
-    values divided by it. Other numerators are clipped to between 0 and their maximum ratio to the
-    denominator. Public sums are inserted for values that were not sent. Negative counts of clients
+    A denominator below `absent_below` standard deviations of its noise becomes zero, as do its
+    numerators. Other unsigned numerators are limited to [0, maximum ratio times denominator].
+    Values with a public sum, which were not sent, become this sum. Negative counts of clients
     become zero.
 
     Args:

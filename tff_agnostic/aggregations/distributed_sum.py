@@ -7,15 +7,15 @@ rescales. Rotation spreads an update's norm over its coordinates, so that fewer 
 values, such as losses and counts, are not rotated.
 
 **Participation is secret** if each client decides by its own coin flip. A public number of clients
-reports in each round. Those that the coin excludes are silent: they send zeros plus their share of
-the noise, and no other party can distinguish them from clients with zero values. A simulation does
-not run silent clients one by one: an entry of the cohort represents as many of them as have joint
-noise that fits one table.
+reports in each round. Clients that the coin excludes are silent: they send zeros plus their share
+of the noise, and no other party can distinguish them from clients with zero values. A simulation
+does not run silent clients one by one: an entry of the cohort represents several of them, up to the
+number whose joint noise fits one table.
 
 **In a simulation** the noise of all clients derives from one key, which the server sends to them,
-so that a run is repeatable. A holder of the key can remove the noise. This is private only if one
-process simulates all parties. A real device must draw its noise itself, without a key: for such
-devices `DeviceSum` is the same sum.
+so that a run is repeatable. This is private only while one process simulates all parties, because
+the key allows removing the noise. Real devices must draw their noise themselves, without a key:
+`DeviceSum` is the sum for such devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.base.stateless_random import fold_in, uniform
 
-# Number by which the seed of random rounding derives from a client's seed.
+# Number that distinguishes random rounding from other uses of a client's seed.
 _ROUNDING = 7
 
 
@@ -44,8 +44,8 @@ class ClientParams(NamedTuple):
 
     Attributes:
         clip_norms: The clip norm of each update.
-        noise_key: Key of the simulated clients' noise, see the module; () for devices.
-        releases: Number of sums released before.
+        noise_key: Key from which simulated clients draw their noise; () for devices.
+        releases: Number of previously released sums.
     """
 
     clip_norms: tf.Tensor
@@ -57,8 +57,8 @@ class Integers(NamedTuple):
     """A client's submission; all fields are int64.
 
     Attributes:
-        values: Residues of the released values, in their shapes.
-        padding: The further residues of each rotated group, whose size is padded to a power of two.
+        values: Residues of the clipped values, in their shapes.
+        padding: Residues of the entries that pad each rotated group to a power of two.
         num_clients: Number of clients that the entry represents: 1, or the number of silent
             clients. The server thus learns the number of clients with noise in the sum.
     """
@@ -74,22 +74,23 @@ MODULAR = ("values", "padding")
 
 @dataclasses.dataclass(frozen=True)
 class DistributedDpSum(PrivateAggregation):
-    """Sums of clipped client outputs, as integers to which clients added noise.
+    """Sums of clipped client outputs: clients send integers that already contain their noise.
 
     It has the guarantees of the inner secure sum, but not `SecurityProperty.SECRET_NOISE`:
     simulated clients receive the key, so no part of the state is secret. No minimum number of
     clients per round applies, as a Poisson cohort may be small at random.
 
     Attributes:
-        noise_multiplier: Noise multiplier z. It determines the number of bits, so equality compares
-            it.
+        noise_multiplier: Noise multiplier z. Unlike in the base class, equality compares it, as it
+            determines the number of bits.
         min_noise_clients: Minimum number of clients with noise in a sum. A sum over fewer is
             treated as the sum over no clients.
         noise_clients: Number of clients that report in a round, each with its share of the noise; 0
-            for the expected number of training clients. Any surplus is silent, by coin flips.
+            for the expected number of training clients. If it is larger, coin flips decide which
+            clients are silent.
         bundle: Maximum number of silent clients that one entry of a simulated cohort represents.
-        integer_clip: Number of integer steps in the bound of each group: more steps mean less
-            rounding noise, and integers with more bits.
+        integer_clip: Number of integer steps in the bound of each group. More steps mean less
+            rounding noise, but integers with more bits.
     """
 
     noise_multiplier: float
@@ -98,16 +99,16 @@ class DistributedDpSum(PrivateAggregation):
     bundle: int = 1
     integer_clip: float = 2.0**14
 
-    # Copies of a client differ only in their places, which give each copy separate noise.
+    # A client may occur several times in a cohort; only its places then give it separate noise.
     numbers_clients = True
 
     @property
     def guarantees(self) -> frozenset[SecurityProperty]:
-        """The properties of the inner sum."""
+        """The guarantees of the inner sum."""
         return self.inner.guarantees
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns sums that share the budget of a round, with bundles of silent clients."""
+        """Returns the steps' sums, which share the budget, and sets their bundle size."""
         sums = super().for_steps(bounds)
         if self.noise_clients <= self.expected_clients:
             return sums
@@ -125,8 +126,7 @@ class DistributedDpSum(PrivateAggregation):
 
     def client_params(self, state: PrivateState) -> ClientParams:
         """Returns the clip norms, the key of simulated noise, and the release number."""
-        # The tables of clients' noise and the number of bits are constants that depend on this
-        # multiplier.
+        # The clients' noise tables and number of bits are constants for this multiplier.
         is_same = tf.debugging.assert_equal(
             state.noise_multiplier,
             tf.constant(self.noise_multiplier, tf.float64),
@@ -140,7 +140,7 @@ class DistributedDpSum(PrivateAggregation):
         """Returns the codec of each group of an output.
 
         Args:
-            values: The flattened output, its residues, or their specs.
+            values: The flattened output, or its residues, or the specs of either.
         """
         pairs = zip(self.groups(bounds), self.noise_factors(bounds))
         return tuple(
@@ -196,7 +196,7 @@ class DistributedDpSum(PrivateAggregation):
         return self.options.generator.client_draws(release, client.place.number, codecs)
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """Returns modular secure sums of the integers, and a secure sum of the client numbers."""
+        """Returns modular secure sums of the integers, and a secure sum of client numbers."""
         bits = self.bit_widths(sums.spec(encoded), bounds)
         widths = (bits.values, bits.padding)
         modulus = tf.nest.map_structure(lambda width: np.int64(2**width), widths)
@@ -211,7 +211,7 @@ class DistributedDpSum(PrivateAggregation):
             spec: Specs of a client's submission.
         """
         values = tf.nest.flatten(spec.values)
-        # Values outside of any group are zeros.
+        # Values outside of any group are zeros, for which one bit suffices.
         bits = [1] * len(values)
         padding_bits = []
         for group, codec in zip(self.groups(bounds), self.codecs(values, bounds)):
@@ -259,7 +259,7 @@ class DistributedDpSum(PrivateAggregation):
         )
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
-        """Describes clip norms, and rounds with too few clients."""
+        """Returns descriptions of clip norms, and of rounds with too few clients."""
         too_few = ReportField(
             f"{prefix}too_few_clients",
             "rounds whose sum was not looked at: too few clients answered",
@@ -274,14 +274,14 @@ class DistributedDpSum(PrivateAggregation):
 class DeviceSum(DistributedDpSum):
     """The sum for devices that themselves add noise to the integers that `encode` returns.
 
-    Clients receive no key. The server may know a client's seed, from which rounding directions
-    derive: the bound on a client's influence holds for any rounding.
+    Clients receive no key. Rounding directions derive from the client's seed, which the server may
+    know, but the bound on a client's influence holds for any rounding.
     """
 
     numbers_clients = False
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns sums that share the budget of a round; each device represents itself."""
+        """Returns the steps' sums, which share the budget; each device represents only itself."""
         return PrivateAggregation.for_steps(self, bounds)
 
     def client_params(self, state: PrivateState) -> ClientParams:
@@ -291,7 +291,7 @@ class DeviceSum(DistributedDpSum):
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
         """Returns secure sums of all parts, which `decode` reduces modulo 2^bits.
 
-        A plan specifies that integers are summed modulo 2^bits.
+        In exported plans integers are summed modulo 2^bits.
         """
         return sums.secure(encoded, self.bit_widths(sums.spec(encoded), bounds))
 

@@ -4,10 +4,10 @@ Encoding scales a vector to a norm of c steps, rotates it if it is an update, ro
 and reduces it modulo a power of two. Decoding inverts these steps for the sum over clients.
 Rounding keeps norms bounded.
 
-The rotation is a randomised Hadamard transform, which spreads a vector evenly over its coordinates:
-y = H D x / sqrt(p), with H the Hadamard matrix of p rows, a power of two, and random signs D. Norms
-are preserved, and each coordinate of y is sub-Gaussian with the variance |x|^2 / p (Kairouz, Liu,
-Steinke 2021, section 4), so that integers need fewer bits. Signs are public.
+The rotation is a randomised Hadamard transform, y = H D x / sqrt(p): H is the Hadamard matrix of p
+rows, p a power of two, and D a diagonal of random signs, which are public. It preserves norms and
+spreads a vector evenly over its coordinates: each coordinate of y is sub-Gaussian with the variance
+|x|^2 / p (Kairouz, Liu, Steinke 2021, section 4), so that integers need fewer bits.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.stateless_random import fold_in
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
-# Margin for the error that float32 adds to a norm in a rotation.
+# Margin for the error of a norm in a float32 rotation.
 _ROOM = 1.0 - 2.0**-14
-# Maximum bits of a sum of residues over all clients, as simulations sum in int64.
+# Maximum number of bits of a sum over all clients, as simulations sum in int64.
 _MAX_BITS = 62
 # Maximum number of random words for the noise of one value.
 _MAX_WORDS = 1024
-# First number of the seeds of signs; no other seed starts with it.
+# First number of the seeds of signs, which no other seed starts with.
 _ROTATION = 1
 # Maximum probability that a coordinate of a group's vector wraps around in a round.
 WRAP_PROBABILITY = 1e-9
@@ -57,14 +57,14 @@ class IntegerCodec:
     """Converts the values of a group to integers, and their sum back.
 
     Attributes:
-        is_rotated: Whether to rotate the values, so that all coordinates are small, as for updates.
+        is_rotated: Whether to rotate the values, as for updates, so that all coordinates are small.
         num_values: Number of values.
         steps: c, number of integer steps in the bound of the group.
-        deviation: z_g c, standard deviation, in steps, of the noise of all clients together.
+        deviation: z_g c, standard deviation of all clients' joint noise, in steps.
         expected_clients: Expected number of clients with values in a sum.
         noise_clients: n, number of clients with noise in the sum, at least `expected_clients`.
         bundle: Maximum number of silent clients that one entry of a simulated cohort represents.
-        place: Number that is unique to the group and communication step.
+        place: Number that identifies the group and its communication step.
     """
 
     is_rotated: bool
@@ -135,7 +135,7 @@ class IntegerCodec:
             draws: The client's random numbers.
             release: Release number, int64 scalar.
             silent: Number of silent clients that the residues represent, 1 or `bundle`, int32
-                scalar; 0 for one participating client.
+                scalar; 0 if they represent one training client.
         """
         # Groups that are not rotated may contain integers beyond the precision of float32.
         dtype = tf.float32 if self.is_rotated else tf.float64
@@ -150,7 +150,7 @@ class IntegerCodec:
             return residues(integers, self.bits)
         variances, which = [self.variance], None
         if self.bundle > 1:
-            # A sum of Skellam noise is Skellam noise with the summed variance.
+            # The sum of several clients' Skellam noise is Skellam noise with the summed variance.
             variances.append(self.bundle * self.variance)
             which = tf.cast(silent > 1, tf.int64)
         noise = skellam(draws.words, variances, self.size, which)
@@ -180,12 +180,12 @@ class IntegerCodec:
 
 
 def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the concatenated entries of values."""
+    """Returns all entries of the values as one vector."""
     return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
 def split_vector(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Splits a vector into pieces of given shapes, followed by the remaining entries, if any."""
+    """Splits a vector into pieces of given shapes; a last piece has any remaining entries."""
     sizes = [shape.num_elements() for shape in shapes]
     num_left = vector.shape[0] - sum(sizes)
     pieces = tf.split(vector, [*sizes, num_left] if num_left else sizes)
@@ -196,9 +196,9 @@ def split_vector(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf
 def rounded(vector: tf.Tensor, max_norm: float, uniforms: tf.Tensor) -> tf.Tensor:
     """Rounds a vector randomly to integers, int64 [d], with a norm of at most `max_norm`.
 
-    Each coordinate is rounded up with the probability of its fraction. If the result is too long,
-    which is improbable (Kairouz, Liu, Steinke 2021, proposition 22), coordinates are rounded toward
-    zero instead, which never lengthens the vector. The paper draws again.
+    Each coordinate is rounded up with the probability of its fraction. In the improbable case that
+    the result exceeds `max_norm` (Kairouz, Liu, Steinke 2021, proposition 22), coordinates are
+    rounded toward zero, which never increases the norm. The paper instead draws again.
 
     Args:
         vector: float32 or float64 [d], with a norm of at most `max_norm`.
@@ -217,10 +217,10 @@ def sum_bits(
     """Returns the number of bits that the modular sum of a group's vectors needs.
 
     With this number a coordinate wraps around with a probability of at most `WRAP_PROBABILITY`.
-    Three events share it equally: a Poisson cohort of more than M clients; a noiseless sum beyond
-    its bound, which is M times the norm, or a sub-Gaussian bound for a rotated vector; and noise
-    beyond its bound. Tails of Poisson and Skellam numbers of variance v are bounded by exp(-t^2 /
-    (2 (v + t / 3))).
+    Each of three events may have a third of it: more than M clients in a Poisson cohort, a
+    noiseless sum beyond its bound, and noise beyond its bound. The noiseless bound is M times the
+    norm, or a sub-Gaussian bound for a rotated vector. Tails of Poisson and Skellam numbers of
+    variance v are bounded by exp(-t^2 / (2 (v + t / 3))).
 
     Args:
         max_norm: Norm of a client's vector before rounding.
@@ -233,7 +233,7 @@ def sum_bits(
     deviations = math.log(2 * size / third)
     share = min(1.0, math.sqrt(2 * deviations / size)) if is_rotated else 1.0
     noise = _beyond(max_clients / expected_clients * deviation**2, deviations)
-    # Rounding changes each client's coordinate by less than 1.
+    # Add 1, as rounding changes a client's coordinate by less than 1.
     largest = max_clients * (max_norm * share + 1) + noise
     return math.floor(math.log2(largest)) + 2
 
@@ -282,8 +282,8 @@ def rotated_back(vector: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
 
 
 def _hadamard(vector: tf.Tensor) -> tf.Tensor:
-    # H of p rows is a Kronecker product of smaller matrices: each factor transforms the last digits
-    # of the index, and moves them to the front.
+    # H is a Kronecker product of smaller matrices. Each pass multiplies by one factor, and moves
+    # the transformed digits of the index to the front.
     size = num_left = vector.shape[0]
     while num_left > 1:
         factor = min(num_left, _MAX_FACTOR)

@@ -1,14 +1,16 @@
 """Kinds of noise: independent noise and tree noise of the server, and Skellam noise of clients.
 
-On the server, `gaussian` is independent noise for each release, that is, for each noisy sum.
-`TreeResidual` is the noise of tree aggregation (DP-FTRL, Kairouz et al. 2021): after t releases the
-total noise is the sum over the nodes of a binary tree that cover 1 to t, so that the privacy cost
-of all prefix sums grows only with the logarithm of the rounds. `noise_generators` draws numbers.
+Each noisy sum that the server obtains is a release. `gaussian` is independent noise of each
+release. `TreeResidual` is the noise of tree aggregation (DP-FTRL, Kairouz et al. 2021): after t
+releases the total noise is a sum over the nodes of a binary tree that cover 1 to t, so that the
+privacy cost of all prefix sums grows only with the logarithm of the rounds. The module
+`noise_generators` draws the random numbers.
 
 Clients add symmetric Skellam noise, the difference of two Poisson numbers with equal means. A sum
-over clients is Skellam noise with the summed variance. Numbers are looked up in a table of the
-distribution by one random 64-bit word each (Walker 1977, Vose 1991: columns of equal probability,
-each shared by two values). Noise too wide for a table is the sum of several numbers from one table.
+over clients is Skellam noise with the summed variance. One random 64-bit word per number selects an
+entry of an alias table (Walker 1977, Vose 1991), whose columns have equal probability and are each
+shared by two values. If a distribution is too wide for a table, several numbers from one table are
+added.
 """
 
 from __future__ import annotations
@@ -30,32 +32,32 @@ _TREE = 2**40
 _WORD_BITS = 64
 # Bits of the column index in the largest table, which takes half a megabyte.
 _MAX_TABLE_BITS = 16
-# -log of the probability of all values outside of a table.
+# Values outside of a table have at most the probability exp(-_LOG_INVERSE).
 _LOG_INVERSE = (_WORD_BITS + 1) * math.log(2)
 _DIGITS = 40
 
 
 class Draw(Protocol):
-    """Draws the noise of all values of a release, or of one value."""
+    """Draws noise for all values of a release, or for one value."""
 
     def __call__(self, level: tf.Tensor, number: tf.Tensor, /) -> tf.Tensor:
-        """Returns noise that is unique to a level and a number.
+        """Returns noise; every pair of level and number has its own.
 
         Args:
-            level: Level of a node of a tree, int64 scalar below 64; 0 for other noise.
+            level: Level of a node in a tree, int64 scalar below 64; 0 for other noise.
             number: Index of the node, or release number, int64 scalar.
         """
 
 
 class Noise(Protocol):
-    """A kind of noise."""
+    """A kind of server noise, as a function of the release."""
 
     def __call__(self, draw: Draw, release: tf.Tensor, spec: tf.TensorSpec, /) -> tf.Tensor:
         """Returns the noise of a release.
 
         Args:
             release: Release number, int64 scalar, from 0.
-            spec: Spec of the numbers that `draw` returns.
+            spec: Spec of the noise that `draw` returns.
         """
 
 
@@ -63,7 +65,7 @@ class Release(NamedTuple):
     """Position of a noisy sum (a release) in a run, with the secret key of its noise.
 
     Attributes:
-        key: The secret key, int64, in the generator's length.
+        key: Secret key, int64, as long as the generator requires.
         exchange: Index of the communication step in its round.
         number: Number of earlier releases, int64 scalar.
     """
@@ -77,8 +79,8 @@ class NoisedGroup(NamedTuple):
     """Values that get noise of the same standard deviation, z_g C_g.
 
     Attributes:
-        positions: Positions of the values in the release.
-        multiplier: z_g, float64 scalar.
+        positions: Positions of the values in the flattened release.
+        multiplier: Noise multiplier z_g, float64 scalar.
         limit: C_g, the bound of their joint l2 norm, float64 scalar.
     """
 
@@ -95,10 +97,10 @@ def gaussian(draw: Draw, release: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class TreeResidual:
-    """Tree aggregation: the noise of a release's prefix sum, less the noise of the previous one.
+    """Tree aggregation: the noise of a prefix sum, less the noise of the previous prefix sum.
 
-    With t = m 2^j, m odd, the nodes that cover 1 to t are the nodes that cover 1 to t - 1, with j
-    of them replaced by one node of level j.
+    For t = m 2^j with m odd, the nodes that cover 1 to t follow from the nodes that cover 1 to t -
+    1: one node of level j replaces j nodes.
 
     Attributes:
         restart_every: Number of releases per tree, after which a new tree starts; None for a single
@@ -114,7 +116,7 @@ class TreeResidual:
             tree, t = release // self.restart_every, release % self.restart_every + 1
 
         def node(level: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-            # The node of this level that ends with or contains a release.
+            # The node of this level that contains the release.
             index = tf.bitwise.right_shift(end, level)
             return draw(level, index + tree * _TREE)
 
@@ -134,9 +136,10 @@ class SkellamTable(NamedTuple):
     """An alias table of a symmetric Skellam distribution, in 2^b columns.
 
     Attributes:
-        entries: int64 [2^b]. The last b bits of a random word select the column c. If the word's
-            other bits, as a signed number, are less than those of entries[c], the value is c -
-            2^(b - 1). Otherwise it is the last b bits of entries[c], less 2^(b - 1).
+        entries: Alias table, int64 [2^b]. The last b bits of a random word select the column c. The
+            other bits, as a signed number, are compared with the other bits of entries[c]: if they
+            are less, the value is c - 2^(b - 1). Otherwise it is the last b bits of entries[c],
+            less 2^(b - 1).
         bits: Number b of bits of a column's index.
     """
 
@@ -166,7 +169,7 @@ def skellam(
             entries = np.concatenate([*other_tables, entries])
         return _looked_up(words, entries, table.bits, which)
     (variance,) = variances
-    # Sums of Skellam numbers are Skellam numbers.
+    # Sums of independent Skellam numbers are Skellam numbers.
     parts = num_parts(variance)
     part_table = skellam_table(variance / parts)
     assert part_table is not None
@@ -182,7 +185,7 @@ def skellam_words(variance: float, size: int) -> int:
 def beyond_sums(variance: float, num_clients: int) -> float:
     """Bounds the probability that an exact noise sum exceeds every sum that tables can yield.
 
-    This is Chernoff's bound of the Skellam distribution, for both signs of the sum.
+    This is the Chernoff bound of the Skellam distribution, for both signs of the sum.
 
     Args:
         variance: Variance of the noise of one client.
@@ -200,7 +203,7 @@ def beyond_sums(variance: float, num_clients: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _largest_number(variance: float) -> int:
-    """Returns the largest number in a variance's table."""
+    """Returns the largest number that the table of a variance yields."""
     counts = _counts(variance, 2 ** (_table_bits(variance) - 1) - 1)
     return max(k for k, count in enumerate(counts) if count)
 
@@ -208,7 +211,7 @@ def _largest_number(variance: float) -> int:
 def num_parts(variance: float) -> int:
     """Returns the minimum number of equal parts of a variance that each fit a table."""
     largest = 2 ** (_MAX_TABLE_BITS - 1) - 1
-    # Solve `_table_bits` = its maximum for the variance.
+    # The variance for which `_table_bits` is `_MAX_TABLE_BITS`.
     widest = (largest**2 - 2 * largest * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE)
     return max(1, math.ceil(variance / widest))
 
@@ -222,7 +225,7 @@ def _looked_up(
     places = columns if which is None else columns + tf.cast(which, tf.int64) * 2**bits
     columns_entries = tf.gather(tf.constant(entries), places)
     others = tf.bitwise.bitwise_and(columns_entries, last_bits)
-    # With its last bits set, a word with equal leading bits does not compare as less.
+    # Set the last bits, so that a word with equal leading bits is not less.
     is_first = tf.bitwise.bitwise_or(words, last_bits) < columns_entries
     return tf.where(is_first, columns, others) - 2 ** (bits - 1)
 
@@ -242,10 +245,10 @@ def max_clients_per_table(variance: float, num_clients: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def skellam_table(variance: float) -> Optional[SkellamTable]:
-    """Returns the table of a variance; None if it needs more than 2^16 columns.
+    """Returns the alias table of a variance; None if it needs more than 2^16 columns.
 
-    The fraction of words that yield a value is its probability, rounded to a multiple of 2^-64; 0
-    gets the remaining words. Values with a probability below 2^-65 get no word; see `beyond_sums`.
+    Each value's fraction of words is its probability, rounded to a multiple of 2^-64; the value 0
+    gets all remaining words. Values with a probability below 2^-65 get no word; see `beyond_sums`.
     """
     bits = _table_bits(variance)
     return None if bits > _MAX_TABLE_BITS else SkellamTable(alias_table(variance, bits), bits)
@@ -266,11 +269,12 @@ def _table_bits(variance: float) -> int:
 
 
 def _counts(variance: float, largest: int) -> list[int]:
-    """Returns the number of the 2^64 words for each of 0 to `largest`; -k has as many as k.
+    """Returns the number of the 2^64 words for each value from 0 to `largest`; -k has as many as k.
 
-    The probability of k is exp(-v) I_k(v), with the modified Bessel function and the variance v.
-    Ratios follow from I_{k-1} = I_{k+1} + (2 k / v) I_k, starting far above the largest k, where
-    the initial values hardly matter (Miller's algorithm). Probabilities sum to 1.
+    The probability of k is exp(-v) I_k(v) for the variance v, with the modified Bessel function
+    I_k. Ratios follow from I_{k-1} = I_{k+1} + (2 k / v) I_k. The recursion starts far above
+    `largest`, where the initial values hardly matter (Miller's algorithm), and the probabilities
+    are normalised.
     """
     if variance == 0:
         return [2**_WORD_BITS] + [0] * largest
@@ -286,7 +290,7 @@ def _counts(variance: float, largest: int) -> list[int]:
         total = ratios[0] + 2 * sum(ratios[1:], Decimal(0))
         words = 2**_WORD_BITS / total
         counts = [int((ratio * words).to_integral_value()) for ratio in ratios[: largest + 1]]
-    # Add the remainder of rounding to 0.
+    # The value 0 gets the remainder of rounding.
     counts[0] += 2**_WORD_BITS - counts[0] - 2 * sum(counts[1:])
     return counts
 
@@ -295,7 +299,7 @@ def _alias_table(counts: list[int], bits: int) -> np.ndarray:
     """Returns the entries of a table, from the number of the 2^64 words for each value."""
     in_column = 2 ** (_WORD_BITS - bits)
     firsts, others = alias_columns(counts, in_column)
-    # A column without a second value has its own value twice.
+    # A column without a second value contains its own value twice.
     thresholds = [first % in_column - in_column // 2 for first in firsts]
     return np.array([(t << bits) | other for t, other in zip(thresholds, others)], np.int64)
 
@@ -308,8 +312,8 @@ def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[in
         in_column: Number of choices per column. Each value has one column.
 
     Returns:
-        For each column the number of choices of its own value, and the value of its other choices;
-        its own value if there are none.
+        For each column: the number of choices of its own value, and the value of its other choices,
+        which is its own value if there are none.
     """
     remaining = list(counts)
     others = list(range(len(remaining)))

@@ -1,25 +1,24 @@
 """Generates noise of servers and simulated clients, from a secret key and the noise's position.
 
-- **A server's noise** derives from ChaCha20's key stream, in integer steps of a grid, see below.
-- **Noise of simulated clients** is looked up in tables, with the random words of one of two
-  generators: **philox** is TensorFlow's, fast, statistically good, but predictable by an
+- **A server's noise** derives from ChaCha20's key stream, in integer steps of a grid (see below).
+- **Noise of simulated clients** is looked up in tables with random words from one of two
+  generators: **philox**, TensorFlow's, is fast and statistically good, but predictable by an
   attacker; **secure** is ChaCha20.
 
-No two releases, communication steps, clients and uses in a run share random bits, whatever examples
-clients have: copies of a client have different noise. A repeated round has the same noise.
+In a run, every combination of release, communication step, client and use has its own random bits,
+even for copies of a client. A repeated round has the same noise.
 
-**Why a grid.** Normal floating-point numbers have gaps: added to a given sum, noise can yield
-certain values that it cannot yield for another sum, so low bits distinguish sums that epsilon
-considers indistinguishable (Mironov 2012). The tail is also too short: a float32 Box-Muller
-transform yields no number beyond 5.68 standard deviations. Here only integer numbers of steps are
-released:
+**Why a grid.** Floating-point noise has two flaws. Its numbers have gaps: added to one sum, it can
+yield values that it cannot yield for another sum, so that low bits distinguish sums that should be
+indistinguishable (Mironov 2012). Its tail is too short: a float32 Box-Muller transform yields no
+number beyond 5.68 standard deviations. Here, only integer numbers of steps are released:
 
 - The sum is rounded to the grid: a number x becomes r = round(x / g), g the step.
 - The noise is an integer: a normal number of standard deviation s = `DEVIATION`, rounded. The sum
-  of r and the noise is released, and everything else is computed from it.
-- The account is the Gaussian mechanism's: rounding noise before adding it to an integer is the same
-  as rounding their sum, and post-processing costs nothing. This requires that a client changes r by
-  at most s / z steps; see `_stretch`.
+  of r and the noise is released; all further values are computed from it.
+- The privacy account is the Gaussian mechanism's: adding rounded noise to an integer is the same as
+  rounding the noisy sum, which is post-processing. This requires that a client changes r by at most
+  s / z steps; see `_stretch`.
 
 **The noise is drawn as digits.** For independent discrete Gaussians x_k of standard deviation t,
 the sum x_0 + m x_1 + m^2 x_2 has almost the distribution of one discrete Gaussian of standard
@@ -55,11 +54,11 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.registry import Registry
 
 _DIGITS = 3
-# t and m. The largest digit is 11.5 t: larger digits have a probability of 2^-99.
+# t and m. The largest digit is 11.5 t; larger digits would have a probability of 2^-99.
 _DIGIT_DEVIATION, _BASE = 1424, 560
 _COLUMN_BITS, _CHOICE_BITS = 15, 64
 _TIE_BITS = 64 - _DIGITS * _COLUMN_BITS
-# s, the standard deviation of `whole_gaussian`: about 2^28.7.
+# The standard deviation s of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
 # Bound of the total variation of a drawn number from the accounted noise. In each of three digits,
 # 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up the sum of errors.
@@ -68,43 +67,47 @@ VARIATION = 2.0**-82
 MAX_VALUES = 2.0**31
 # Random 64-bit words per number: one for the columns of all digits, and one for each digit.
 WORDS = 1 + _DIGITS
-# Maximum noise multiplier of a group for which `_stretch` is at most 2 with `MAX_VALUES`.
+# Maximum noise multiplier of a group: `_stretch` is then at most 2, even for `MAX_VALUES`.
 MAX_MULTIPLIER = 4096.0
-# Values are clipped to this multiple of their group's bound, more than any sum over clients.
+# Values are clipped to this multiple of their group's bound, more than a sum over clients attains.
 _MAX_CLIENTS = 2.0**24
-# Rounding error of float64 in two values of that size, as a multiple of the bound. Each value is
-# converted, divided, multiplied, and divided by the step, each time to within a relative 2^-53.
+# Rounding error of two float64 values of that size, as a multiple of the bound. Each value is
+# rounded four times to within a relative 2^-53: in a conversion, a division, a multiplication, and
+# the division by the step.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
 # Maximum number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
 _PRECISION = 50
 _WORD_BYTES = 8
-# The nonce of a stream is three little-endian words. The first has, from its last bit on,
+# The nonce of a stream consists of three little-endian words. From its last bit on, the first word
+# contains:
 #
 #     8 bits    level of the noise's node in a tree; 0 for other noise
 #     16 bits   number of the communication step in its round
 #     8 bits    use: noise of the server, or a client's draws
 #
 # The other two words are a 64-bit number. For the server's noise it is the index of the release or
-# of the tree's node; for a client's draws, 2^32 times the index of the release plus the client's
-# place in its cohort. So no two draws of a key share a nonce. All values of a step are in one
-# stream, whose block counter starts at 0 and ends below 2^32. Evaluations and cohorts have separate
-# keys.
+# of the tree's node. For a client's draws it is 2^32 times the index of the release, plus the
+# client's place in its cohort. So no two draws with the same key share a nonce. A step draws all
+# values from one stream, whose block counter starts at 0 and stays below 2^32. Evaluations and
+# cohorts have separate keys.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _SERVER_USE, _CLIENT_USE = 1, 2
-# Number of values drawn at once, each with about 300 bytes; a multiple of a block.
+# Number of values to draw at once, which need about 300 bytes each; a multiple of a block.
 _PIECE = 2**18
 
 
 class _Table(NamedTuple):
     """The alias table that maps random bits to a digit.
 
-    Column c yields the value c if its choice word is less than `firsts[c]`, or if both are equal
-    and the tie bits are less than the leading bits of `others[c]`; otherwise the other value.
+    Column c yields the value c if its choice word is less than `firsts[c]`. If the two are equal,
+    it yields c if the tie bits are less than the leading bits of `others[c]`. Otherwise it yields
+    the column's other value.
 
     Attributes:
-        firsts: int64 [2^15].
-        others: Bits for ties, followed by the 15 bits of the column's other value, int64 [2^15].
+        firsts: Thresholds of the choice words, int64 [2^15].
+        others: Threshold of the tie bits, followed by the 15 bits of the column's other value,
+            int64 [2^15].
     """
 
     firsts: np.ndarray
@@ -144,7 +147,7 @@ def with_noise(
 
     Args:
         values: Sums, float64.
-        groups: Groups of values with noise, and their noise levels.
+        groups: Groups of values that get noise, and their noise levels.
         steps: Noise of standard deviation `DEVIATION` for all values of the groups, concatenated,
             int64.
     """
@@ -182,13 +185,13 @@ def count_values(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> 
 
 
 def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.Tensor:
-    """Returns the factor that noise of z C needs, so that z stays valid after rounding.
+    """Returns the factor that widens noise of z C, so that z stays valid after rounding.
 
     Rounding to the grid moves each of a group's d values by at most half a step, with the client
-    and without it. The client's sensitivity grows from C to at most C (1 + e), where e = sqrt(d) (g
-    / C + `_FLOAT64`) and g = z C (1 + e) / s. With the largest h = sqrt(d) (z / s + `_FLOAT64`) of
-    any group, 1 + e = 1 / (1 - h) suffices for every group. All groups share the factor, so it also
-    suffices if they are clipped as one vector.
+    and without the client. The client's sensitivity thus grows from C to at most C (1 + e), where e
+    = sqrt(d) (g / C + `_FLOAT64`) and g = z C (1 + e) / s. Let h be the maximum of sqrt(d) (z / s +
+    `_FLOAT64`) over the groups: 1 + e = 1 / (1 - h) suffices for every group, and also for groups
+    that are clipped as one vector.
     """
     shares = []
     for group in groups:
@@ -212,7 +215,7 @@ def _table() -> _Table:
 
 
 def _counts() -> list[int]:
-    """Returns the number of 2^98 choices of each digit, in ascending order; the lowest has none.
+    """Returns each digit's number of the 2^98 choices, in ascending order; the lowest has none.
 
     The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has the remainder of rounding.
     """
@@ -237,7 +240,7 @@ def check_multipliers(multipliers: Sequence[float]) -> None:
     """Raises a `UserError` if server noise is so wide that rounding to its grid matters.
 
     Args:
-        multipliers: Noise multiplier of each group of a sum.
+        multipliers: Noise multipliers of a sum's groups.
     """
     if max(multipliers) > MAX_MULTIPLIER:
         expected = f"at most {MAX_MULTIPLIER:g} a group of values"
@@ -252,7 +255,7 @@ def add_noise(
     Args:
         noise: Kind of noise.
         values: Sums, float64.
-        groups: Groups of sums with noise.
+        groups: Groups of sums that get noise.
     """
     size = count_values(values, groups)
 
@@ -269,7 +272,7 @@ class NoiseGenerator(abc.ABC):
 
     Attributes:
         title: Name and purpose, for reports.
-        key_bytes: Number of random bytes of a key.
+        key_bytes: Number of random bytes from which a key is made.
     """
 
     title: str
@@ -282,7 +285,7 @@ class NoiseGenerator(abc.ABC):
     def client_draws(
         self, release: Release, place: tf.Tensor, codecs: Sequence[IntegerCodec]
     ) -> list[ClientNoise]:
-        """On a client: returns its random numbers in a communication step for each group.
+        """On a client: returns its random numbers for each group in a communication step.
 
         Args:
             place: Place of the client in its cohort, int32 scalar.
@@ -305,13 +308,13 @@ class NoiseGenerator(abc.ABC):
         """Returns the uniforms and the words of all groups; see `ClientNoise`.
 
         Args:
-            number: Number that is unique to a client and release, int64 scalar.
+            number: Number that identifies the client and the release, int64 scalar.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Philox(NoiseGenerator):
-    """TensorFlow's stateless random numbers, seeded by the key xor the position."""
+    """TensorFlow's stateless random numbers; their seed is the key xor the noise's position."""
 
     title = "Philox with a key of 126 bits, a generator for simulations"
     key_bytes = 2 * _WORD_BYTES
@@ -348,17 +351,17 @@ class ChaCha20(NoiseGenerator):
     def _client_stream(
         self, release: Release, number: tf.Tensor, num_values: int, num_words: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        # One stream: 32 bits per rounding, then the words of the noise.
+        # The stream has 32 bits per rounding, followed by the words of the noise.
         nonce = _nonce(_CLIENT_USE, release.exchange, tf.constant(0, tf.int64), number)
         bits = chacha20.keystream(release.key, nonce, num_values + 2 * num_words)
-        # 24 bits of each, the precision of float32.
+        # Use 24 of the 32 bits, the precision of float32.
         rounding_bits = tf.bitwise.right_shift(bits[:num_values], tf.constant(8, tf.uint32))
         uniforms = tf.cast(rounding_bits, tf.float32) / 2.0**24
         return uniforms, chacha20.joined_halves(bits[num_values:])
 
 
 def _whole_gaussian(key: tf.Tensor, nonce: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns noise from a stream, int64 [size]; for large models in pieces, to save memory."""
+    """Returns noise from a stream, int64 [size]; many values in pieces, to save memory."""
     piece_size = min(size, _PIECE)
     words = 2 * WORDS * piece_size
 

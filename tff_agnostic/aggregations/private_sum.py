@@ -43,9 +43,9 @@ from tff_agnostic.base.report_fields import ReportField, ReportFields
 from tff_agnostic.privacy.mechanisms import MIN_NOISE
 from tff_agnostic.privacy.sampling import PublicParticipation, SecretParticipation
 
-# An indicator minus one half: its sensitivity to a joining client is one half.
+# Bound of a bit "within its clip norm", which is an indicator minus 1/2.
 _WITHIN = Bound(0.5, signed=True)
-# An integer that is exact in float64, and well within int64.
+# Bound of rounded sums: exact in float64, and well within int64.
 _LARGEST = 2.0**62
 _PLAIN_SUMS_NOTE = (
     "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
@@ -191,7 +191,7 @@ class ClippedOutput(NamedTuple):
 
     Attributes:
         answer: The client's output.
-        within: For each update 1/2 if it was within an adaptive clip norm, -1/2 otherwise.
+        within: 1/2 for each update within its adaptive clip norm, -1/2 for other updates.
     """
 
     answer: Any
@@ -202,7 +202,7 @@ class PrivateState(NamedTuple):
     """The server's state for a communication step.
 
     Attributes:
-        noise_key: The secret key, int64, in the generator's length.
+        noise_key: Secret key of the noise, int64, as long as the generator requires.
         releases: Number of previously released sums, int64 scalar.
         noise_multiplier: Noise multiplier z, float64 scalar.
         clip_norms: The clip norm of each update, float32 [updates].
@@ -219,15 +219,15 @@ class PrivateAggregation(Aggregation):
     """Base of private sums.
 
     Attributes:
-        inner: The sum of clipped outputs.
+        inner: The aggregation that sums clipped outputs.
         name: Name in the registry.
         expected_clients: Expected number of clients of a round; public.
         noise_key: Secret numbers of the generator; ignored by equality.
         noise_multiplier: Noise multiplier z; also ignored by equality.
         exchange: Index of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
-        absent_below: Number of standard deviations of noise below which a denominator, such as a
-            domain's number of examples, counts as zero.
+        absent_below: A denominator, such as a domain's number of examples, counts as zero if it is
+            less than this number of standard deviations of its noise.
     """
 
     inner: Aggregation
@@ -244,7 +244,7 @@ class PrivateAggregation(Aggregation):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes on the sums for readers of the privacy guarantee."""
+        """Notes about these sums, for readers of the privacy guarantee."""
         return ()
 
     @property
@@ -263,7 +263,7 @@ class PrivateAggregation(Aggregation):
         )
 
     def groups(self, bounds: Any) -> tuple[Group, ...]:
-        """Returns the groups of values; last come the bits of adaptive clipping, `within`."""
+        """Returns the groups of values; last come the bits of adaptive clipping."""
         groups = bound_groups(bounds, self.options.limit.update, self.expected_clients)
         if not self.options.is_adaptive:
             return groups
@@ -274,7 +274,7 @@ class PrivateAggregation(Aggregation):
         )
 
     def noise_factors(self, bounds: Any) -> tuple[float, ...]:
-        """Returns z_g / z = 1 / sqrt(w_g) of each group."""
+        """Returns the factor z_g / z = 1 / sqrt(w_g) of each group."""
         return tuple(1.0 / math.sqrt(share) for share in self._shares(bounds))
 
     def _shares(self, bounds: Any) -> tuple[float, ...]:
@@ -307,7 +307,7 @@ class PrivateAggregation(Aggregation):
             groups,
             tf.unstack(clip_norms),
             rounding,
-            # Without the bits `within`, which come last and always have their full length.
+            # Exclude the bits of adaptive clipping: they come last, and always reach their bound.
             self._shares(bounds)[: len(groups)] if is_joint else None,
         )
         bits = [bit - _WITHIN.limit for bit in within] if self.options.is_adaptive else []
@@ -356,7 +356,7 @@ class PrivateAggregation(Aggregation):
         if not within or not isinstance(clipping, AdaptiveClipping):
             return clip_norms
         share = tf.cast(tf.stack(within) / self.expected_clients, tf.float32) + _WITHIN.limit
-        # Noise, or a large Poisson cohort, may move the fraction b out of [0, 1].
+        # Noise, or a large Poisson cohort, can move the fraction b out of [0, 1].
         share = tf.clip_by_value(share, 0.0, 1.0)
         return clip_norms * tf.exp(-clipping.rate * (share - clipping.quantile))
 
@@ -427,7 +427,7 @@ class CentralDpSum(PrivateAggregation):
         return [state.noise_key, *self.inner.secrets(())]
 
     def rounding(self, bound: Bound) -> float:
-        """Returns the rounding of the inner sum."""
+        """Returns the maximum rounding error of the inner sum."""
         return self.inner.rounding(bound)
 
     def client_params(self, state: PrivateState) -> Any:
@@ -438,7 +438,7 @@ class CentralDpSum(PrivateAggregation):
         """Clips an output, and encodes it for the inner sum."""
         rounding = [self.inner.rounding(bound) for bound in tf.nest.flatten(bounds)]
         released = self.clipped(params, output, bounds, rounding)
-        # The number of examples beyond the limit is not released.
+        # Do not release the number of examples beyond the limit.
         facts = client._replace(examples_cut=tf.zeros_like(client.examples_cut))
         return self.inner.encode((), released, self.released_bounds(bounds), facts)
 

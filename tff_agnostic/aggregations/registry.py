@@ -69,8 +69,8 @@ def from_tff(
     Args:
         factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that
             returns a mean, such as `tff.learning.robust_aggregator()`.
-        mean_weight: Client weight that an unweighted factory assumes: it receives the client's
-            update times the client's weight over this weight.
+        mean_weight: Client weight that an unweighted factory assumes: the factory receives each
+            client's update times the client's weight, divided by this weight.
         only_secure: Whether to reject rounds in which clients send anything except secure sums.
     """
     aggregation: Aggregation = _bridge().factory_sum(factory, others, mean_weight, only_secure)
@@ -83,7 +83,7 @@ def named(
     run_options: Options,
     expected_clients: float,
 ) -> Aggregation:
-    """Returns the aggregation with an aggregator of `tff.learning`, for a run's options.
+    """Returns the aggregation for an aggregator of `tff.learning`, with a run's options.
 
     If a round's sum of weights is known, an unweighted aggregator receives updates divided by the
     expected weight of a client.
@@ -95,7 +95,7 @@ def named(
         expected_clients: Expected number of clients per round.
     """
     only_secure = isinstance(run_options, SecureSumOptions)
-    # Plain sums have no minimum: they may be over a single client.
+    # Plain sums have no minimum number of clients.
     sums = run_options if only_secure else SecureSumOptions(limited.limit, secure_min_clients=1)
     bridge = _bridge()
     aggregation: Aggregation = bridge.named_sum(aggregator, sums, expected_clients, only_secure)
@@ -112,7 +112,7 @@ class AggregationSpec:
 
     Attributes:
         options: A frozen dataclass of options, which become flags.
-        build: Called with its options; returns the aggregation.
+        build: options -> the aggregation.
     """
 
     options: type
@@ -133,7 +133,7 @@ class UpdateAggregatorSpec:
     """Registry entry of an aggregator of TFF.
 
     Attributes:
-        kind: Class of the aggregator; None if the run's aggregation also sums updates.
+        kind: Class of the TFF aggregator; None if the run's own aggregation also sums updates.
         options: Options of the sums of all other values; they become flags.
     """
 
@@ -160,10 +160,10 @@ class NoiseFacts(NamedTuple):
         expected_clients: Expected number of clients per round.
         noise_key: The secret key of the generator.
         noise_multiplier: Noise multiplier z.
-        min_noise_clients: Minimum number of clients with noise in a round if clients add the noise;
-            otherwise 0.
-        noise_clients: Number of clients that report with noise, if it is larger than the expected
-            number of training clients; otherwise 0.
+        min_noise_clients: Minimum number of clients with noise in a round, if clients add the
+            noise; otherwise 0.
+        noise_clients: Number of clients that report with noise, if larger than the expected number
+            of training clients; otherwise 0.
     """
 
     expected_clients: float
@@ -173,7 +173,6 @@ class NoiseFacts(NamedTuple):
     noise_clients: int = 0
 
 
-# (name, inner sums, options, facts) -> private sums.
 _Build = Callable[[str, Aggregation, Any, NoiseFacts], PrivateAggregation]
 
 
@@ -183,8 +182,7 @@ class PrivacySpec:
 
     Attributes:
         options: A frozen dataclass of options, which become flags.
-        build: Called with a name, inner sums, options and facts; returns private sums. None without
-            noise.
+        build: (name, inner sums, options, facts) -> private sums; None for sums without noise.
     """
 
     options: type

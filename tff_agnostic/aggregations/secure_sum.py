@@ -21,10 +21,10 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
 from tff_agnostic.base.report_fields import ReportField, ReportFields, Unit
 
-# TFF sums secure values in int64; this limit allows 2^22 clients.
+# TFF sums secure values in int64: this limit allows 2^22 clients.
 _MAX_BITS = 40
 _COUNT_BITS = 32
-# Key, next to the fields of a client's output, for the number of examples beyond the limit.
+# Key of the number of examples beyond the limit, next to the fields of a client's output.
 _EXAMPLES = "examples"
 
 
@@ -47,9 +47,9 @@ class SecureSummand(NamedTuple):
 
     Attributes:
         values: The client's output, quantised; every value in [0, 2^bits).
-        clipped: For each field of the output, the number of its values beyond their bound; under
-            "examples", the number of the client's examples beyond the limit.
-        num_clients: 1, so that the server learns the number of clients in the sum.
+        clipped: Number of each field's values beyond their bound; under "examples", the number of
+            the client's examples beyond the limit.
+        num_clients: 1 for each client; the sum is the number of clients.
     """
 
     values: Any
@@ -61,12 +61,12 @@ class SecureSummand(NamedTuple):
 class SecureSum(Aggregation):
     """The sum by `tff.federated_secure_sum_bitwidth`: the server only sees sums of integers.
 
-    A real value x in [-limit, limit] becomes round(x / step) + offset with the step limit /
-    (2^(bits-1) - 1), so that 0 is exact. A value in [0, limit] has no offset and twice the
-    resolution. The error of a sum over c clients is at most c * step / 2 per value, plus a relative
-    error of 2^-24 from rounding the total to float32. Integers are exact. A value beyond its
-    bound is scaled down together with the other values of its ratio, or clipped if it has no ratio;
-    see `aggregation.Bound`.
+    A real value x in [-limit, limit] becomes round(x / step) + offset, with step = limit /
+    (2^(bits-1) - 1), so that 0 is exact. A value in [0, limit] has no offset, and twice the
+    resolution. A sum over c clients has an error of at most c * step / 2, plus a relative error of
+    2^-24 from rounding the total to float32. Integers are exact. A value beyond its bound is scaled
+    down together with the other values of its ratio, or clipped if it has no ratio; see
+    `aggregation.Bound`.
 
     Attributes:
         options: Options of the sum.
@@ -100,7 +100,7 @@ class SecureSum(Aggregation):
         return 0.0 if bound.integer else self.step(bound) / 2
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> SecureSummand:
-        """Bounds and quantises `output`; see the class."""
+        """Scales `output` to its bounds, and quantises it; see the class."""
         del params
         clipped = OrderedDict(
             (field, _count_exceeding(getattr(output, field), getattr(bounds, field)))
@@ -126,7 +126,7 @@ class SecureSum(Aggregation):
     def decode(
         self, state: Any, summed: SecureSummand, bounds: Any
     ) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Turns integers back into values; reports how many values were clipped, by field."""
+        """Converts integers to values, and reports the number of clipped values by field."""
         output = tf.nest.map_structure(
             lambda value, bound: self._dequantize(value, bound, summed.num_clients),
             summed.values,
@@ -135,7 +135,7 @@ class SecureSum(Aggregation):
         return state, output, OrderedDict(clipped=summed.clipped)
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
-        """Describes the report of `decode`."""
+        """Returns descriptions of the values that `decode` reports."""
 
         def clipped(field: str) -> ReportField:
             label = f"values of {field} beyond their bound"
@@ -201,7 +201,7 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
         factor = _common_factor(values, flat_bounds, positions)
         for i in positions:
             scaled = tf.cast(values[i], tf.float64) * factor
-            # Round, as floor(f n) / n times n may be slightly less than an integer.
+            # Round, as floor(f n) / n times n may be slightly less than the integer.
             is_integer = flat_bounds[i].integer
             values[i] = tf.cast(tf.round(scaled), tf.int64) if is_integer else scaled
     return tf.nest.pack_sequence_as(output, values)
@@ -220,12 +220,12 @@ def _common_factor(
 
 
 def _sent_fields(bounds: Any) -> list[str]:
-    """Returns the fields of an output, except absent fields, which are ()."""
+    """Returns the fields of an output; absent fields, which are (), are omitted."""
     return [field for field in bounds._fields if getattr(bounds, field) != ()]
 
 
 def _counted_fields(bounds: Any) -> list[str]:
-    """Returns the keys of clipping counts: fields, and the examples beyond the limit."""
+    """Returns the keys of clipping counts: the fields, and the examples beyond the limit."""
     return [*_sent_fields(bounds), _EXAMPLES]
 
 

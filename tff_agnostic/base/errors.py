@@ -8,35 +8,35 @@ from tff_agnostic.base.terminal import printable
 
 
 class UserError(ValueError):
-    """A value, file or flag is invalid.
+    """An error of the user's: an invalid value, file or flag.
 
-    The message is one line: expected and found values, and the place. Binaries print it without a
-    traceback and exit with status 2; library users catch it as a `ValueError`.
+    The message is one line with the place, the expected and the found value. Commands print it
+    without a traceback and exit with status 2; library users catch it as a `ValueError`.
     """
 
     def __str__(self) -> str:
-        """Returns the message, escaped, as names from files may contain control characters."""
+        """Returns the message with escaped control characters, as names from files have some."""
         return printable(super().__str__(), kept="\n")
 
 
 class UserCodeError(UserError):
-    """Code in a user's own Python file raised an exception.
+    """An exception in a user's own Python file.
 
-    The message names the running code. Binaries print it unchanged, with Python's trace of the
-    user's lines.
+    The message names the code that was running. Commands print it unchanged, with Python's trace of
+    the user's lines.
     """
 
 
 class ExecutionError(RuntimeError):
-    """The executor of rounds, such as a worker process, failed or is unavailable.
+    """A failure of the executor of rounds, such as a worker process.
 
-    Neither the user nor the code is at fault: a worker may be killed for lack of memory, for
-    example. Saved files of a run are complete, and the run can resume. The message is one line.
+    It is no fault of the user or the code: for example, a worker may be killed for lack of memory.
+    Saved files are complete, and the run can resume. The message is one line.
     """
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Returns names as a list in one line: up to `most` names, and the number of the rest."""
+    """Returns up to `most` names in one line, and the number of further names."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -47,5 +47,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def agreeing(number: int, one: str, several: str) -> str:
-    """Returns the verb form for a number, such as "has" for 1 and "have" for others."""
+    """Returns `one` for the number 1 and `several` for others, such as "has" and "have"."""
     return one if number == 1 else several

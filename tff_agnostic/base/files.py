@@ -1,6 +1,6 @@
 """Atomic files and folders, digests, and numbered output folders.
 
-A reader of a file sees the old or the new content, never a part.
+A reader of a file sees its old or its new content, never a part.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tff_agnostic.base.later import tf
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 _SCRATCH = ".scratch"
 _SCRATCH_FOLDER = re.compile(rf"\..+\{_SCRATCH}\.(?P<pid>\d+)\.tmp")
-# Number of hexadecimal digits of a digest: enough to distinguish the files of one user.
+# Number of hexadecimal digits of a digest; these distinguish the files of one user.
 _DIGITS = 16
 # Number of bytes of a keyed digest's key.
 _KEY_BYTES = 32
 _BLOCK = 1 << 20
-# Maximum bytes of a text file: more than a person or a run writes, but less than an endless file.
+# Maximum bytes of a text file: more than users or runs write, but finite for endless files.
 _MAX_TEXT_BYTES = 1 << 28
 # Limit of integers in JSON: larger numbers are not counts, and float64 cannot hold all of them.
 _MAX_INT = 1 << 63
-# Mode of files with secrets.
+# Access mode of files with secrets.
 OWNER_ONLY = 0o600
 _FOLDER_OWNER_ONLY = 0o700
-# Seconds between two attempts to lock.
+# Seconds between two attempts to lock a folder.
 _TRY_AGAIN_SECONDS = 0.05
 # Maximum ratio of unpacked to packed size, of files that unpack to more than `_FREE_BYTES`.
 _MAX_RATIO = 200
@@ -58,7 +58,7 @@ _FREE_BYTES = 1 << 26
 def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
     """Yields a file to write; it replaces `path` when the block ends without an exception.
 
-    The content is on disk before it gets its name, so that a crash leaves no half-written file.
+    The content is on disk before it gets its name, so a crash leaves no half-written file.
 
     Args:
         path: The file.
@@ -70,7 +70,7 @@ def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
         temporary = temporary_path(path)
         try:
             if owner_only:
-                # A leftover of a killed process with the same id would keep its mode.
+                # The temporary file of a killed process with the same id would keep its mode.
                 temporary.unlink(missing_ok=True)
             with open(temporary, "wb", opener=_for_owner if owner_only else None) as file:
                 yield file
@@ -86,7 +86,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to an owner-only file; file and name are on disk when this returns."""
+    """Appends a line to an owner-only file; returns once file and name are on disk."""
     with write_errors(path):
         with open(path, "ab", opener=_for_owner) as file:
             file.write(f"{line}\n".encode())
@@ -106,7 +106,7 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns a temporary path in the folder of `path`, specific to this process."""
+    """Returns a temporary path next to `path`, specific to this process."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
@@ -132,8 +132,8 @@ def _remove_left_scratch_folders(parent: Path) -> None:
         match = _SCRATCH_FOLDER.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
             continue
-        # The lock detects processes in other containers; the process id serves on file systems
-        # without locks.
+        # The lock detects processes in other containers. On file systems without locks the process
+        # id must suffice.
         if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
             continue
         # Another process may remove the folder first, and another user's folder cannot be opened.
@@ -153,12 +153,12 @@ def _is_running(pid: int) -> bool:
 
 
 def is_temporary(path: Path) -> bool:
-    """Returns whether a file is the leftover of an interrupted process, as after kill -9."""
+    """Returns whether a file is the temporary file of an interrupted process."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def is_new_or_empty(path: Path) -> bool:
-    """Returns whether `path` is free, or a folder without files except half-written ones."""
+    """Returns whether `path` does not exist, or is a folder with only temporary files."""
     if not path.exists():
         return True
     return path.is_dir() and all(map(is_temporary, path.iterdir()))
@@ -181,7 +181,7 @@ def finite_or_none(value: float) -> Optional[float]:
 
 
 def named_path(where: str, text: str) -> Path:
-    """Returns the path that a user gives at `where`, such as "--output_dir"."""
+    """Returns a user's path; errors name the place `where`, such as "--output_dir"."""
     if not text:
         raise UserError(f"{where}: expected a path, found an empty one")
     if "\0" in text:
@@ -267,7 +267,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Without this check the last value would silently win.
+    # Reject repeated names: JSON's parser would silently use the last value.
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -291,7 +291,7 @@ def _bounded_int(text: str) -> int:
 
 @contextlib.contextmanager
 def csv_field_limit(characters: int) -> Iterator[None]:
-    """Sets the maximum field length of CSV files, which all readers of a process share."""
+    """Sets the maximum length of CSV fields, which applies to all readers of a process."""
     before = csv.field_size_limit(characters)
     try:
         yield
@@ -307,7 +307,7 @@ def make_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterator[bool]:
-    """Prevents other processes from locking a folder while entered.
+    """Locks a folder for this process while the context lasts.
 
     Args:
         path: The folder.
@@ -315,15 +315,15 @@ def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterat
         patience: Seconds to wait for the lock if `wait` is false.
 
     Yields:
-        Whether this process has the lock. On a file system without locks every process has it.
+        Whether this process has the lock; always true on file systems without locks.
     """
     with write_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
     try:
-        # The kernel releases the lock when this process ends, even if it is killed.
+        # The kernel releases the lock when this process exits, even if it is killed.
         is_ours = _locked(descriptor, wait, time.monotonic() + patience)
     except OSError as e:
-        # Not every file system supports locks, but a run must be possible anyway.
+        # Continue without a lock, as some file systems do not support locks.
         logging.warning("%s: cannot be kept from other processes: %s", path, e.strerror)
         is_ours = True
     try:
@@ -347,20 +347,20 @@ def _locked(descriptor: int, wait: bool, deadline: float) -> bool:
 
 @contextlib.contextmanager
 def folder_to_write_in(path: Path) -> Iterator[None]:
-    """Creates a folder and its parents; removes created folders that are empty at the end."""
+    """Creates a folder and its parents; removes those that are empty at the end."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
     try:
         yield
     finally:
-        # Only empty folders are removed; the innermost comes first.
+        # Remove empty folders, the innermost first.
         with contextlib.suppress(OSError):
             for folder in made:
                 folder.rmdir()
 
 
 def check_can_be_made(folder: Path, flag: str) -> None:
-    """Raises a `UserError` that names the flag if a file blocks the path of a folder."""
+    """Raises a `UserError` with the flag if a file is in the way of a folder."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
         raise UserError(f"--{flag}: expected a folder at {existing}, found a file")
@@ -368,7 +368,7 @@ def check_can_be_made(folder: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the operating system into a `UserError` that names `path`."""
+    """Raises a `UserError` that names `path` instead of errors of the operating system."""
     try:
         yield
     except OSError as e:
@@ -384,7 +384,7 @@ def content_digest(facts: Any, arrays: Iterable[Any] = ()) -> str:
     """Returns the SHA-256 of JSON values, and of the dtypes, shapes and values of arrays."""
     result = hashlib.sha256(json.dumps(facts).encode())
     for array in map(np.asarray, arrays):
-        # Arrays of Python objects, such as strings, hold addresses.
+        # The bytes of an array of Python objects, such as strings, would be addresses.
         content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
         result.update(f"{array.dtype}{array.shape}".encode())
         result.update(content)
@@ -406,7 +406,7 @@ def file_digest(path: Path) -> str:
 def keyed_digest(content: str) -> str:
     """Returns "KEY:HMAC", a fresh key and a string's HMAC-SHA256, for owner-only files.
 
-    A guess of the string cannot be verified without the key.
+    Without the key, a guess of the string cannot be verified.
     """
     key = secrets.token_hex(_KEY_BYTES)
     return f"{key}:{_hmac(key, content)}"
@@ -428,7 +428,7 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
     Args:
         what: The expected kind of file, for messages.
     """
-    # Open the file once, so that a replacement in the meantime does not mix contents.
+    # Open the file only once, so that a concurrent replacement cannot mix contents.
     with open_file(path, what) as file:
         try:
             _check_unpacked_size(file)
@@ -445,8 +445,8 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays to an .npz file, atomically."""
-    # Write to memory first: on a full disk, NumPy's zip file would write again when Python collects
-    # it.
+    # Write to memory first: if the disk is full, NumPy's zip file would write again when Python
+    # deletes it.
     content = io.BytesIO()
     np.savez(content, **arrays)
     with atomic_file(path) as file:
@@ -472,7 +472,7 @@ def _error_line(error: Exception) -> str:
 
 
 def check_free(folder: Path, flag: str) -> None:
-    """Checks that a folder is new or empty."""
+    """Raises a `UserError` unless a folder is new or empty."""
     with write_errors(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{flag}: expected a new or empty folder, found {folder}")
@@ -493,14 +493,14 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             for path in missing:
-                # A folder that is not empty stays.
+                # Folders that are not empty stay.
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
 
 @contextlib.contextmanager
 def tensorflow_writes() -> Iterator[None]:
-    """Turns TensorFlow's errors when it cannot write a file into an `OSError`.
+    """Raises an `OSError` instead of TensorFlow's errors about files that cannot be written.
 
     The error omits TensorFlow's path, as its folder is often temporary, as in `new_folder`.
     """
@@ -510,7 +510,7 @@ def tensorflow_writes() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as e:
-        # The format is "PATH; REASON [Op:NAME]", and perhaps more lines.
+        # The message is "PATH; REASON [Op:NAME]", sometimes followed by further lines.
         line = e.message.splitlines()[0]
         raise OSError(line.partition(" [Op:")[0].rpartition("; ")[2]) from e
     finally:
@@ -521,13 +521,15 @@ def tensorflow_writes() -> Iterator[None]:
 def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) -> Iterator[Path]:
     """Yields a folder for the output files of a command.
 
-    Commands that start at the same time get different folders. A folder without files is removed.
+    Commands that start at the same time get different folders. At the end, a folder without files
+    is removed.
 
     Args:
-        given: Folder that the user names, yielded unchanged; None for a new numbered folder.
+        given: Folder that the user names, which is yielded unchanged; None for a new numbered
+            folder.
         parent: Parent of the automatically named folders.
-        name: Name of this kind of folder.
-        resume: Whether to use the newest folder of that name, if one exists.
+        name: Name of the numbered folders, without the number.
+        resume: Whether to use the newest folder with files, if one exists.
     """
     folder = _newest_used(parent, name) if resume and given is None else given
     if folder is not None:
@@ -538,7 +540,7 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
     try:
         yield path
     finally:
-        # Only empty folders are removed.
+        # This removes only empty folders.
         with contextlib.suppress(OSError):
             path.rmdir()
             if not had_parent:
@@ -546,7 +548,7 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
 
 
 def claimed_folder(parent: Path, name: str) -> Path:
-    """Creates and returns the next numbered folder, which no other process gets."""
+    """Creates and returns the next numbered folder; no other process gets the same one."""
     for number in itertools.count(max(_numbered(parent, name), default=0) + 1):
         path = parent / f"{name}-{number:03d}"
         make_folder(parent)
@@ -554,14 +556,14 @@ def claimed_folder(parent: Path, name: str) -> Path:
             try:
                 path.mkdir()
             except (FileExistsError, FileNotFoundError):
-                # Another process was faster: it created this folder, or removed the parent.
+                # Another process created this folder, or removed the parent, in the meantime.
                 continue
             return path
     raise AssertionError("counting does not end")
 
 
 def _newest_used(parent: Path, name: str) -> Optional[Path]:
-    """Returns the newest folder that is not empty."""
+    """Returns the newest numbered folder with files; None without one."""
     numbered = _numbered(parent, name)
     with write_errors(parent):
         used = [n for n, path in numbered.items() if path.is_dir() and any(path.iterdir())]

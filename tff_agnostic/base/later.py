@@ -1,8 +1,8 @@
 """Large packages, imported on first use.
 
-Help and errors about flags are then printed without these imports. Modules write `from
-tff_agnostic.base.later import tf` instead of `import tensorflow as tf`. Otherwise nothing changes:
-attributes come from the package itself, and Python's own lock guards the import.
+Help and errors about flags are printed without these imports. Modules write `from
+tff_agnostic.base.later import tf` instead of `import tensorflow as tf`, and use `tf` as usual.
+Python's own lock guards the import.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def require_tff() -> Any:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disables garbage collection, as an import creates many objects but hardly any garbage.
+    """Disables garbage collection: an import creates many objects, but hardly any garbage.
 
     Collections would take a fifth of TensorFlow's import time. If nothing else is frozen, imported
     objects then move to the oldest generation, which later collections rarely visit.
@@ -66,7 +66,7 @@ class Later(types.ModuleType):
     """A package that is imported on first use, identified by its name."""
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for names that were not looked up before.
+        # Python calls this only for attributes that were not used before.
         if self.__name__ == _TFF:
             require_tff()
         package = _imported(self.__name__)

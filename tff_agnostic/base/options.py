@@ -29,8 +29,8 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
 
-# Limits: computations count in int32 and compute in float32. Processors may flush numbers below the
-# smallest normal float32 to 0.
+# Limits of numbers, as computations count in int32 and compute in float32. Processors may flush
+# numbers below the smallest normal float32 to 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MIN_FLOAT = float(np.finfo(np.float32).tiny)
@@ -52,7 +52,7 @@ class OptionError(UserError):
         field: Name of the field.
         expected: Description of the valid values.
         value: The value, or a description of it.
-        kind: The class of options with the field, if known.
+        kind: Class of the options that have the field; None if unknown.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class Within:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneOf:
-    """The names of a registry, for a field with extensible choices.
+    """Limits a field to the names of a registry, which may be extended.
 
     Attributes:
-        registry: The registry, or a function that returns it if it is defined later.
+        registry: The registry, or a function that returns it, for a registry defined later.
     """
 
     registry: Union[Registry, Callable[[], Registry]]
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether both refer to the same registry; a class may inherit the annotation."""
+        """Returns whether the registries are the same, as a class may inherit the annotation."""
         return isinstance(other, OneOf) and self.registry is other.registry
 
     def __hash__(self) -> int:
@@ -133,12 +133,12 @@ class OneOf:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of all options, which checks each value against its field's annotation.
+    """Base class of options, which checks each value against its field's annotation.
 
-    Annotations are `bool`, `int`, `float`, `str`, `Path`, a tuple of one of them, `Literal`,
-    `Optional`, `Annotated` with a `Within` or a `OneOf`, another `Options`, or a union of `Options`
-    with each other or with the types before. A check of several fields goes into the
-    `__post_init__` of the class.
+    Annotations are `bool`, `int`, `float`, `str`, `Path`, tuples of one of these, `Literal`,
+    `Optional`, `Annotated` with a `Within` or a `OneOf`, another `Options` class, or unions of
+    `Options` classes and the preceding types. The `__post_init__` of a class may check several
+    fields together.
 
     Raises:
         OptionError: If a value is invalid; it names the field.
@@ -154,7 +154,7 @@ class Options:
         Args:
             field: Name of the field.
             expected: Description of the valid values.
-            value: The value; None for the field's value.
+            value: The invalid value; None for the field's value.
         """
         value = getattr(self, field) if value is None else value
         return OptionError(field, expected, value, type(self))
@@ -188,7 +188,7 @@ def hints(kind: Any) -> Mapping[str, Any]:
     return _hints(kind)
 
 
-# Separate from `hints`, as mypy considers classes unhashable.
+# A separate function, as mypy considers classes unhashable.
 @functools.cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     annotations = typing.get_type_hints(kind, include_extras=True)
@@ -196,7 +196,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union except None; for any other annotation itself."""
+    """Returns the members of a union except None, or the only type of another annotation."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return tuple(m for m in typing.get_args(hint) if m is not type(None))
     return (hint,)

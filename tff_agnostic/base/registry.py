@@ -9,15 +9,15 @@ from typing import Any, Generic, TypeVar
 from tff_agnostic.base.errors import UserError
 
 T = TypeVar("T")
-# Minimum similarity of two names; `xls` and `plays` have a similarity of one half.
+# Minimum similarity of suggested names; `xls` and `plays` have a similarity of 0.5.
 _MIN_SIMILARITY = 0.6
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A read-only mapping from name to entry; failed look-ups list the valid names.
+    """A read-only mapping from names to entries; failed look-ups list the valid names.
 
     Args:
-        kind: Noun for an entry, for messages, such as "task".
+        kind: Noun for an entry in messages, such as "task".
         entries: The members by name.
     """
 
@@ -32,7 +32,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._entries[name]
 
     def given(self, where: str, name: str) -> T:
-        """Returns the entry that a user names at `where`, such as "--task"."""
+        """Returns the entry of a user's name; errors name the place `where`, such as "--task"."""
         try:
             return self[name]
         except UserError as e:
@@ -56,6 +56,6 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Returns "did you mean NAME? " with the nearest names; "" if no name is near."""
+    """Returns "did you mean NAME? " with up to two similar names; "" if no name is similar."""
     nearest = difflib.get_close_matches(name, list(names), n=2, cutoff=_MIN_SIMILARITY)
     return f"did you mean {' or '.join(nearest)}? " if nearest else ""

@@ -25,7 +25,7 @@ class Unit(enum.Enum):
 
 
 class Role(enum.Enum):
-    """Where one-line summaries of rounds, and tables of domains, show a quantity."""
+    """How one-line summaries of rounds, and tables of domains, display a quantity."""
 
     NONE = enum.auto()
     DOMAIN_LOSS = enum.auto()  # The progress line names the domain with the largest value.
@@ -38,15 +38,15 @@ class ReportField:
     """Description of a value that every round, or every evaluation, reports.
 
     Attributes:
-        name: Column in metrics.csv, and tag in TensorBoard; followed by "/DOMAIN" if `per_domain`.
-            Unique among the quantities of a run.
+        name: Column in metrics.csv, and tag in TensorBoard, followed by "/DOMAIN" if `per_domain`.
+            Unique among a run's quantities.
         label: Label of an axis.
         per_domain: Whether the value is a vector [p] with an entry per domain instead of a scalar.
         unit: Unit of its values.
         higher_is_better: Whether larger values are better; None if neither direction is.
         needs_examples: Whether the value is undefined for a domain without examples in the round.
-        role: Role in one-line summaries of rounds; each role except NONE has at most one quantity
-            of a run.
+        role: Role in one-line summaries of rounds; each role except NONE belongs to at most one of
+            a run's quantities.
         is_drawn: Whether reports plot the value over the rounds, with a curve per domain.
     """
 
@@ -81,7 +81,7 @@ def paired(
     """Yields each quantity with its reported value, in the order of `quantities`.
 
     Raises:
-        ValueError: If a described quantity is not reported, or a reported one not described.
+        If a described quantity is not reported, or a reported quantity is not described.
     """
     if set(quantities) != set(report):
         different = ", ".join(sorted(set(quantities) ^ set(report)))

@@ -1,9 +1,10 @@
 """Stateless seeds, so that a run is a function of its flags and its data.
 
-A client's seed derives from the run's seed, the round and a fingerprint of the client's examples.
-Devices therefore need no client id, and neither the order of the cohort nor the runtime's batching
-of clients matters. Seeds are int64; all operations are elementwise integer arithmetic, which gives
-the same numbers for one client, for many at once, and on every device.
+A client's seed derives from the run's seed, the round, and a fingerprint of the client's examples.
+Devices therefore need no client id, and results depend neither on the order of the cohort nor on
+the runtime's batches of clients. Seeds are int64. All operations are elementwise integer
+arithmetic, whose results are the same for one client, for many clients at once, and on every
+device.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
 _SHIFTS = (30, 27, 31)
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
-# Bits of a uniform number, the precision of float32.
+# Number of random bits of a uniform number: the precision of float32.
 UNIFORM_BITS = 24
-# Maximum drawn number; larger ones have a probability of less than 2^-24.
+# Maximum Poisson number; larger numbers would have a probability of less than 2^-24.
 MAX_POISSON = 11
 
 
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
     """Returns new seeds, int64, derived from seeds and integers; shapes are broadcast."""
     increment = tf.constant(_INCREMENT, tf.int64)
-    # (data + 1) instead of a third addend: for three addends in a loop of a large graph, TensorFlow
-    # creates an operation with a temporary variable, which still exists in the function's next
-    # call.
+    # Add 1 to `data` instead of adding a third summand. For three summands in a loop of a large
+    # graph TensorFlow creates an operation with a temporary variable, which still exists in the
+    # function's next call.
     state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * increment
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
         state = (state ^ _logical_shift(state, shift)) * multiplier
@@ -50,13 +51,13 @@ def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
 
     Args:
         seed: int64.
-        use: Index of the use; different uses of the same seeds have different numbers.
+        use: Number of the purpose; from the same seeds, each purpose gets different numbers.
     """
     return tf.cast(uniform_bits(seed, use), tf.float32) / 2.0**UNIFORM_BITS
 
 
 def uniform_bits(seed: tf.Tensor, use: Union[int, np.ndarray]) -> tf.Tensor:
-    """Returns `uniform` times 2^`UNIFORM_BITS`, int64; the shapes of both arguments broadcast."""
+    """Returns `uniform` times 2^`UNIFORM_BITS`, int64; `seed` and `use` are broadcast."""
     return _logical_shift(fold_in(seed, tf.constant(use)), 64 - UNIFORM_BITS)
 
 
@@ -92,14 +93,14 @@ def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) 
 
 
 def hash_multipliers(width: tf.Tensor) -> tf.Tensor:
-    """Returns multipliers of a linear hash of `width` numbers, int64; odd ones lose no bit."""
+    """Returns odd, thus invertible, multipliers to hash `width` numbers linearly, int64."""
     return tf.bitwise.bitwise_or(
         fold_in(tf.constant(0, tf.int64), tf.range(width)), tf.constant(1, tf.int64)
     )
 
 
 def known_multipliers(width: int) -> np.ndarray:
-    """Returns `hash_multipliers` for a known width, outside of any graph."""
+    """Returns `hash_multipliers` of a known width as an array, without TensorFlow."""
     increment, *multipliers = np.array([_INCREMENT, *_MULTIPLIERS], np.int64).view(np.uint64)
     state = np.arange(1, width + 1, dtype=np.uint64) * increment
     for shift, multiplier in zip(_SHIFTS, multipliers):

@@ -1,4 +1,4 @@
-"""Text for terminals: escapes instead of control and invisible characters."""
+"""Text for terminals: control and invisible characters become escapes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LAYOUT = "\n\t"
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Returns text in which controls and invisible characters are written as escapes.
+    """Returns text with control and invisible characters replaced by escapes.
 
-    Controls would break a page or command a terminal, and characters that reverse the direction of
-    writing would make a name look like another one.
+    Control characters would break a page or command a terminal. Characters that reverse the
+    direction of writing would make a name look like another.
 
     Args:
         kept: Further characters to keep.
@@ -29,18 +29,18 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class PrintableStream:
-    """A text stream that escapes text of several lines, and writes it to another stream.
+    """A text stream that escapes text, except line breaks and tabs, for another stream.
 
     Args:
         wrapped: The other stream, which handles all other calls.
     """
 
     def __init__(self, wrapped: TextIO) -> None:
-        # tqdm compares streams by this name: it clears a bar before it prints a line.
+        # tqdm compares streams by this attribute, to clear a bar before it prints a line.
         self._wrapped = wrapped
 
     def write(self, text: str) -> int:
-        """Writes text; returns its length."""
+        """Writes text and returns its length."""
         self._wrapped.write(printable(text, kept=_LAYOUT))
         return len(text)
 
@@ -59,7 +59,7 @@ def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
 
 
 def escape_output() -> None:
-    """Makes this process print only `printable` text, as users' data may contain any names."""
+    """Escapes all output of this process, as users' data may contain any names."""
     sys.stdout, sys.stderr = _escaping(sys.stdout), _escaping(sys.stderr)
 
 

@@ -10,16 +10,16 @@ import numpy as np
 
 from tff_agnostic.base.registry import Registry
 
-# Default of T, from TFF's Stack Overflow baseline.
+# Default number T of ids per example, from TFF's Stack Overflow baseline.
 SEQUENCE_LENGTH = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """The ids of a vocabulary of K words: padding 0, words 1 to K, then three more.
+    """The ids of a vocabulary of K words: 0 for padding, 1 to K for words, then three more.
 
-    The further ids are K + 1 for every out-of-vocabulary word, K + 2 for the beginning of a
-    sentence and K + 3 for its end, as in `tff.simulation.baselines.stackoverflow`.
+    The three further ids are K + 1 for every out-of-vocabulary word, K + 2 for the beginning and K
+    + 3 for the end of a sentence, as in `tff.simulation.baselines.stackoverflow`.
 
     Attributes:
         vocabulary_size: Number K of words, at least 1.
@@ -74,7 +74,7 @@ class EncodedSentences(NamedTuple):
 
 
 class _WordEncoder:
-    """Base of the encoders of sentences and of texts.
+    """Base class of the encoders of sentences and of texts.
 
     Args:
         words: The vocabulary; word k has the id k + 1.
@@ -84,7 +84,7 @@ class _WordEncoder:
     def __init__(self, words: Sequence[str], sequence_length: int) -> None:
         self.ids = TokenIds(len(words))
         self._length = sequence_length
-        # Bytes, as in stores, so that no decoding is needed.
+        # Keep words as bytes, as in stores, so that no decoding is needed.
         self._id_by_word = {word.encode(): k for k, word in enumerate(words, start=1)}
 
     def _look_up(self, words: Sequence[bytes]) -> list[int]:
@@ -103,7 +103,7 @@ class SentenceEncoder(_WordEncoder):
         """Returns one example per sentence, truncated after T + 1 ids.
 
         Args:
-            sentences: Bytes, words separated by spaces.
+            sentences: Sentences as bytes, with words separated by spaces.
         """
         ids = np.full([len(sentences), self._length + 1], self.ids.pad, np.int32)
         ids[:, 0] = self.ids.bos
@@ -113,13 +113,13 @@ class SentenceEncoder(_WordEncoder):
         return EncodedSentences(ids[:, :-1], ids[:, 1:], np.arange(len(sentences)))
 
     def encode_chunks(self, sentences: np.ndarray) -> EncodedSentences:
-        """Returns one or more examples per sentence, as many as its words need.
+        """Returns as many examples per sentence as its words need.
 
-        Every word and the end of a sentence are predicted once; x of an example that continues a
-        sentence starts with the last id that the previous example predicts.
+        Every word and the end of a sentence are predicted once. If an example continues a sentence,
+        its x starts with the last id that the previous example predicts.
 
         Args:
-            sentences: Bytes, words separated by spaces.
+            sentences: Sentences as bytes, with words separated by spaces.
         """
         length, pad = self._length, self.ids.pad
         rows, owners = [], []
@@ -136,7 +136,7 @@ class SentenceEncoder(_WordEncoder):
         return [*self._look_up(sentence.split()), self.ids.eos]
 
 
-# Treatments of sentences with more words than fit into an example.
+# Methods for sentences with more words than fit into an example.
 LONG_SENTENCES: Registry[Callable[[SentenceEncoder, np.ndarray], EncodedSentences]] = Registry(
     "treatment of long sentences",
     {"cut": SentenceEncoder.encode, "chunk": SentenceEncoder.encode_chunks},

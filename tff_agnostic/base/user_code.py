@@ -1,4 +1,4 @@
-"""A user's own Python file, executed as a module, with errors that show only the user's lines."""
+"""Executes a user's own Python file as a module, with errors that show only the user's lines."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from typing import Any, Callable, Optional
 from tff_agnostic.base.errors import UserCodeError, UserError
 from tff_agnostic.base.files import digest, read_file
 
-# Maximum number of a file's names in a message.
+# Maximum number of a file's names to list in a message.
 _MAX_NAMES = 10
 # Seconds after which a warning reports that the file is still running.
 _LONG_SECONDS = 30.0
-# Without a handler, Python writes warnings to stderr.
+# Without a handler, Python writes this logger's warnings to stderr.
 _LOGGER = logging.getLogger(__name__)
 # Prefix of the names of packages with a user's modules.
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib")).resolve())
 
-# Keras 3's error for a TensorFlow function in a functional model; its advice takes 20 lines.
+# Keras 3's error for a TensorFlow function in a functional model. Its own advice takes 20 lines.
 _SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
 _INSTEAD = (
     "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 has "
@@ -47,10 +47,10 @@ _ARGUMENTS = re.compile(r" (Call arguments received|Arguments received by) ")
 
 
 class UserFile:
-    """An executed Python file. It can import modules next to it, as a script can.
+    """An executed Python file, which can import modules next to it, as a script can.
 
-    Every file is a separate module, with separate modules next to it: several files can be loaded
-    at once, and the same file can be loaded twice.
+    Every loaded file is a separate module, and so are the modules next to it. Several files, or the
+    same file twice, can thus be loaded at once.
 
     Args:
         path: The file.
@@ -61,11 +61,11 @@ class UserFile:
         self._source = read_file(path, "a Python file")
         code = self._compile(self._source)
         self._imports = UserImports(Path(code.co_filename).parent)
-        # Do not use the file's name, as a folder of that name may be next to it.
+        # Do not name the module after the file, as a folder of that name may be next to it.
         self._module = types.ModuleType(f"{self._imports.package}.__main__")
         self._module.__file__ = code.co_filename
         self._imports.prepare(self._module)
-        # Dataclasses, type hints and pickle find the file's definitions there.
+        # Dataclasses, type hints and pickle look up the file's definitions in `sys.modules`.
         sys.modules[self._module.__name__] = self._module
         with self.running("it"):
             exec(code, vars(self._module))
@@ -73,8 +73,8 @@ class UserFile:
     def digests(self) -> dict[str, str]:
         """Returns short digests of the file's content, "file", and of its imports, "imports".
 
-        The imports are the Python files that were imported from the user's folder so far, named by
-        their paths relative to the folder. Without imports the entry is missing.
+        The imports are the Python files imported from the user's folder so far, named by their
+        paths relative to the folder. Without imports the entry "imports" is missing.
         """
         digests = {"file": digest(self._source)}
         sources = sorted(self._imports.sources.items())
@@ -88,7 +88,7 @@ class UserFile:
 
         Args:
             what: Description of the expected value, for the message.
-            is_right: Returns whether a value is valid.
+            is_right: value -> whether the value is valid.
         """
         if name not in vars(self._module):
             names = list(self._defined())
@@ -122,7 +122,7 @@ class UserFile:
 
     @contextlib.contextmanager
     def running(self, what: str, made_by: Optional[Callable[..., Any]] = None) -> Iterator[None]:
-        """Context in which the file's code runs: imports search its folder, errors show its lines.
+        """Context for the file's code: imports search its folder, and errors show its lines.
 
         Args:
             what: Name of the running code, for the message.
@@ -235,8 +235,8 @@ class UserImports(MetaPathFinder):
     """Makes a file import as a script does: modules next to the file have precedence.
 
     Modules next to the file become submodules of a package that belongs to this file. Two files may
-    therefore have different modules of the same name next to them, and each finds its own in any
-    import, including later imports in a function or another thread.
+    therefore have different neighbouring modules of the same name, and each imports its own, even
+    later in a function or in another thread.
 
     Args:
         folder: The file's folder, resolved.
@@ -264,7 +264,7 @@ class UserImports(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def prepare(self, module: types.ModuleType) -> None:
-        """Makes a module import as the file does; call it before the module is executed."""
+        """Makes a module import as the file does; must be called before the module is executed."""
         vars(module)["__builtins__"] = self._builtins
 
     @contextlib.contextmanager
@@ -298,10 +298,10 @@ class UserImports(MetaPathFinder):
         if file_name is None or file_name.startswith("<"):
             return False
         parents = Path(file_name).resolve().parents
-        # An environment, Python or this package may be in the same folder.
+        # The folder may also contain an environment, Python, or this package.
         if "site-packages" in file_name or any(folder in parents for folder in _OTHERS):
             return False
-        # A link counts by its own location, not by its target's.
+        # Classify a link by its own location, not by its target's.
         return self._folder in parents or self._folder in Path(file_name).parents
 
     def find_spec(
@@ -345,7 +345,7 @@ class UserImports(MetaPathFinder):
         if spec is None:
             return False
         if spec.origin is None:
-            # A folder without __init__.py is a module only if no better candidate exists.
+            # Treat a folder without __init__.py as a module only if there is no better candidate.
             first = next(iter(spec.submodule_search_locations or ()), None)
             return name not in sys.modules and self.is_in_folder(first)
         return self.is_in_folder(spec.origin)

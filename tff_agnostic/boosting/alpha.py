@@ -31,23 +31,24 @@ from tff_agnostic.domain_weights.sets import LambdaSet
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 _FLOAT_BYTES = 4
-# (alpha, direction of ascent, step size) -> alpha: a step in a mirror map, then a projection.
+# (alpha, direction of ascent, step size) -> alpha, after a step in a mirror map and a projection.
 MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Registry(
     "mirror map",
     {
         "entropy": exponentiated_gradient,
-        # F = |x|^2 / 2, and F = |x|^2 as printed in section 3.1, whose gradient is 2 x.
+        # F = |x|^2 / 2. The paper prints F = |x|^2 in section 3.1, whose gradient is 2 x.
         "euclidean": projected_gradient,
         "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
     },
 )
 _SAMPLED = ("uniform", "weighted")
-# The best estimators on problems with known optima: docs/reference/algorithms/fed_boost.md.
+# For each loss, the best estimator on problems with known optima; see
+# docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 
 
 def require_ensemble(model: Model, algorithm: str) -> EnsembleModel:
-    """Returns the model of a problem; raises a `UserError` unless it is an ensemble."""
+    """Returns a problem's model; raises a `UserError` unless it is an ensemble."""
     if not isinstance(model, EnsembleModel):
         raise UserError(
             f"{algorithm} learns how to mix trained predictors: expected base predictors, namely "
@@ -130,12 +131,12 @@ class BoostOptions(EnsembleOptions):
 
 
 class BoostBroadcast(NamedTuple):
-    """The server's message: only the sampled predictors.
+    """The server's message, which contains only the sampled predictors.
 
     Attributes:
         weights: Weights alpha~ [C] and arrays of the sampled predictors.
         sent: Weights alpha and sampling probabilities of these predictors.
-        scale: Weight of an example of each domain, float32 [p].
+        scale: Weight of each domain's examples, float32 [p].
     """
 
     weights: ModelWeights
@@ -184,7 +185,7 @@ class AlphaSteps:
 
         Args:
             alpha: alpha_t, float32 [q].
-            step: Index of the step in the run, int; seed of the draw.
+            step: Index of the step in the run, int; seeds the sampling.
         """
         q = self.model.num_predictors
         if self.options.predictor_sampling == "none":
@@ -198,15 +199,15 @@ class AlphaSteps:
 
         Args:
             weights: Weights of the complete ensemble.
-            scale: Weight of an example of each domain, float32 [p].
+            scale: Weight of each domain's examples, float32 [p].
             step: As in `drawn`.
         """
         (alpha,) = weights.trainable
         indices, is_sampled = self.drawn(alpha, step)
         alphas = tf.gather(alpha, indices)
         gamma = tf.gather(self.gammas(alpha), indices)
-        # alpha~_k = alpha_k / gamma_k, 0 for predictors that were not sampled. Without any sampled
-        # predictor alpha does not change, but clients can still measure losses.
+        # alpha~_k = alpha_k / gamma_k, or 0 for predictors that were not sampled. If none is
+        # sampled, send alpha itself: alpha will not change, but clients can still measure losses.
         mixed = tf.where(tf.reduce_any(is_sampled > 0), alphas / gamma * is_sampled, alphas)
         members = self.model.members
         assert members is not None
@@ -217,7 +218,7 @@ class AlphaSteps:
     def next(
         self, alpha: tf.Tensor, gradient: tf.Tensor, weight: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns alpha_{t+1} (lines 4, 5); alpha_t without sampled predictors or with weight 0.
+        """Returns alpha_{t+1} (lines 4, 5), which is alpha_t without sampled predictors or weight.
 
         Args:
             alpha: alpha_t, float32 [q].
@@ -226,20 +227,20 @@ class AlphaSteps:
             step: As in `drawn`.
         """
         indices, is_sampled = self.drawn(alpha, step)
-        # delta_t L, 0 for predictors that were not sent.
+        # delta_t L; 0 for predictors that were not sent.
         delta = tf.math.divide_no_nan(gradient, weight)
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]
-        # [grad F]^{-1}(grad F(alpha_t) - eta delta_t L), projected.
+        # [grad F]^{-1} (grad F(alpha_t) - eta delta_t L), projected on the simplex.
         moved = mirror_map(alpha, -delta, self.options.alpha_learning_rate)
         has_step = (weight > 0) & tf.reduce_any(is_sampled > 0)
         return tf.where(has_step, moved, alpha)
 
     def columns(self, num_domains: int) -> tuple[core.Column, ...]:
-        """Returns columns about the predictors of the first repetition, and the bytes of all."""
+        """Returns columns of the first repetition's sampled predictors, and the round's bytes."""
         model, repetitions = self.model, self.options.repetitions
-        # Bytes of the predictors; alpha~, alpha, gamma and the sampling flag of each; and the
-        # scales.
+        # Bytes of the predictors, of four numbers per predictor (alpha~, alpha, gamma, whether it
+        # is sampled), and of the scales.
         sent = model.message_bytes(self.room) + (4 * self.room + num_domains) * _FLOAT_BYTES
 
         def sampled(r: core.RoundView) -> tf.Tensor:
@@ -280,17 +281,18 @@ def boost_algorithm(
 ) -> core.Algorithm:
     """Returns an algorithm that learns alpha; a round has one step per repetition.
 
-    States have `weights`, `mean_alpha`, `taken` and `steps`; see `fed_boost.FedBoostState`.
+    States have the fields `weights`, `mean_alpha`, `taken` and `steps`; see
+    `fed_boost.FedBoostState`.
 
     Args:
         name: Name of the algorithm.
         problem: The learning problem, with an ensemble as its model.
         alphas: The steps of alpha.
-        initialize: () -> state.
-        repetition: (state, sum of a repetition) -> state.
-        scale: state -> weight of an example of each domain, float32 [p].
-        mean_first: Whether the main model is the ensemble with the mean alpha instead of the last
-            alpha.
+        initialize: () -> the state before the first round.
+        repetition: (state, sum of a repetition) -> the next state.
+        scale: state -> weight of each domain's examples, float32 [p].
+        mean_first: Whether the main model is the ensemble with the mean alpha; otherwise it has the
+            last alpha.
         max_weight: Bound of a client's weight; see `core.training_bounds`.
         domain_weights: Columns about the weights of domains.
         lambda_set: See `core.Algorithm`.

@@ -1,7 +1,7 @@
 """An ensemble as a model whose only trainable weights are alpha, and the kinds of predictors.
 
 Source: Hamer, Mohri, Suresh 2020, section 2.2: h_alpha = sum_k alpha_k h_k with alpha on the
-simplex. The predictors are the model's non-trainable weights, in the arrays of their family.
+simplex. The predictors' arrays are the model's non-trainable weights.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tff_agnostic.models.next_word import unigram_loss
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnsembleModel(Model):
-    """A mixture of predictors of one family, whose weights alpha are its only trainable array.
+    """A mixture of predictors of one family; its weights alpha are the only trainable array.
 
     Attributes:
         members: The family of the predictors.
-        mixture_loss: The mixture loss that `loss` computes.
+        mixture_loss: Name in `MIXTURE_LOSSES` of the loss that `loss` computes.
         names: Names of the q predictors.
         predictors: Model and weights of each predictor, to write files; empty unless predictors are
             Keras models.
@@ -95,7 +95,7 @@ class _Loss:
 
     @property
     def from_logits(self) -> Optional[bool]:
-        """True for the log loss of classes, a cross-entropy of the scores log h(x); else None."""
+        """True for the log loss of classes, a cross-entropy of scores log h(x); otherwise None."""
         is_log = self.loss is MIXTURE_LOSSES["log"]
         return True if is_log and isinstance(self.members, ClassMembers) else None
 
@@ -114,12 +114,12 @@ def ensemble(
     """Returns the ensemble of predictors with the inputs and outputs of a model.
 
     Args:
-        model: Defines inputs and measures; the architecture of all predictors if `architectures` is
-            None.
+        model: Model that defines inputs and metrics; also the predictors' architecture if
+            `architectures` is None.
         predictors: Weights of each predictor; at least one predictor.
         names: Names of the predictors; numbers if empty.
-        loss: Name in `MIXTURE_LOSSES`; None for the log loss of distributions, and the squared loss
-            of real numbers.
+        loss: Name in `MIXTURE_LOSSES`. None for the log loss if outputs are distributions, and for
+            the squared loss if they are real numbers.
         architectures: Architecture of each predictor; None if all have the model's architecture.
     """
     form = output_kind(model)
@@ -170,7 +170,7 @@ def _check(
 ) -> None:
     are_discrete = isinstance(members, DiscreteMembers)
     for k, name in enumerate(names):
-        # Single scores may be infinite, so check the probabilities.
+        # Check the probabilities, as single scores may be infinite.
         arrays = [stacks[0][:, k]] if are_discrete else tf.nest.flatten(predictors[k])
         if not all(np.all(np.isfinite(np.asarray(array))) for array in arrays):
             raise UserError(
@@ -228,7 +228,7 @@ def _is_number_loss(loss: Any) -> bool:
 
 def _is_two_class_loss(loss: Any) -> bool:
     keras_loss = _keras_form(loss)
-    # A smoothed label is not a class.
+    # With label smoothing, labels are not classes.
     return (
         isinstance(keras_loss, tf.keras.losses.BinaryCrossentropy)
         and not keras_loss.get_config()["label_smoothing"]

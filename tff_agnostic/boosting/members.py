@@ -24,13 +24,13 @@ from tff_agnostic.boosting.predictor_store import PredictorStore, Stacks
 from tff_agnostic.models.model import ModelWeights
 
 _EXAMPLES_AT_ONCE = 256
-# With 20 words and a vocabulary of 10,000, each predictor's outputs take 50 MB.
+# Each predictor's outputs take 50 MB with 20 words and a vocabulary of 10,000.
 _SENTENCES_AT_ONCE = 64
 _FLOAT_BYTES = 4
 
 
 class PredictorFamily(Protocol):
-    """Predictors of one kind; a frozen dataclass, as equal families are traced once.
+    """A family of predictors. Implementations are frozen dataclasses: equal ones share traces.
 
     Attributes:
         are_densities: Whether outputs, and therefore their mixtures, are distributions.
@@ -49,22 +49,22 @@ class PredictorFamily(Protocol):
         """Returns arrays that hold q predictors, from each predictor's weights."""
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the arrays of a message with predictors of given indices, int32 [static C]."""
+        """Returns a message's arrays for the predictors of given indices, int32 [static C]."""
 
     def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
         """Returns the bytes of a message of `count` predictors."""
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """Returns the bytes of `count` predictors that one example reads; None if it reads all."""
+        """Returns the bytes of `count` predictors that one example reads; None for all bytes."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
-        """Returns the outputs of predictors, all or those of a message, for n examples."""
+        """Returns the outputs of all, or of a message's, predictors for n examples."""
 
     def predictions(self, outputs: Any, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns the predictions of the mixture, as the model's metrics expect them."""
+        """Returns the mixture's predictions, as the model's metrics expect them."""
 
     def fit(self, labels: tf.Tensor, predictions: tf.Tensor) -> MixtureTerms:
-        """Returns the terms that losses depend on, from predictions of the mixture."""
+        """Returns the terms on which losses depend, from predictions of the mixture."""
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Combines the losses of an example's predictions into the example's loss, [n]."""
@@ -74,8 +74,8 @@ class PredictorFamily(Protocol):
 class DiscreteMembers:
     """Distributions over outcomes without inputs, such as unigram models.
 
-    They are stored as probabilities, [outcomes, q], so that the values of an outcome are contiguous
-    in memory. A predictor's own model has scores instead, see `models.next_word.unigram_model`.
+    Probabilities are stored as [outcomes, q], so that the values of an outcome are contiguous in
+    memory. The predictors' own models have scores instead; see `models.next_word.unigram_model`.
 
     Attributes:
         with_norm: Whether predictions include |h|^2, which requires all of h.
@@ -102,7 +102,7 @@ class DiscreteMembers:
         return count * table.nbytes // table.shape[1]
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """See `PredictorFamily`: a row of the table."""
+        """See `PredictorFamily`: an example reads one row of the table."""
         return count * _FLOAT_BYTES
 
     def outputs(self, stacks: Stacks, x: Any) -> SharedOutputs:
@@ -111,7 +111,7 @@ class DiscreteMembers:
         return SharedOutputs(stacks[0])
 
     def predictions(self, outputs: SharedOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x) and optionally |h|^2, float32 [n, 1 or 2], as a unigram model does."""
+        """Returns log h(x) and optionally |h|^2, float32 [n, 1 or 2], like a unigram model."""
         columns = [tf.math.log(tf.linalg.matvec(outputs.agreements(x), weights))]
         if self.with_norm:
             norm = tf.reduce_sum(outputs.products(weights) * weights)
@@ -155,7 +155,7 @@ class ModelMembers:
         return self.held.num_bytes(count)
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """See `PredictorFamily`; None, as a model uses all of its weights."""
+        """See `PredictorFamily`: None, as a model uses all of its weights."""
         del count
         return None
 
@@ -190,7 +190,7 @@ class WordMembers(ModelMembers):
         return WordOutputs(self.held.predictions(stacks, x), self.expected_length)
 
     def predictions(self, outputs: WordOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x), float32 [n, T, ids]: scores, as metrics of words expect them."""
+        """Returns log h(x), float32 [n, T, ids], the scores that metrics of words expect."""
         del x
         return tf.math.log(outputs.mixed(weights))
 
@@ -244,7 +244,7 @@ class ClassMembers(ModelMembers):
         return ClassOutputs(self.columns(stacks, x))
 
     def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
-        """Returns log h(x), float32 [n, classes]: scores, as metrics of classes expect them."""
+        """Returns log h(x), float32 [n, classes], the scores that metrics of classes expect."""
         del x
         return tf.math.log(outputs.mixed(weights))
 
@@ -260,11 +260,11 @@ class ClassMembers(ModelMembers):
 
 @dataclasses.dataclass(frozen=True)
 class TwoClassMembers(ModelMembers):
-    """Classifiers of two classes with one output, for class 1.
+    """Classifiers of two classes, with one output for class 1.
 
     Attributes:
-        from_scores: Whether the task's model predicts scores, whose sigmoid is the probability; its
-            metrics expect the mixture in the same form.
+        from_scores: Whether the task's model predicts scores, whose sigmoid is the probability. The
+            mixture then predicts scores as well.
     """
 
     from_scores: bool = True
@@ -278,7 +278,7 @@ class TwoClassMembers(ModelMembers):
     def predictions(self, outputs: ClassOutputs, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns the score or the probability of class 1, float32 [n, 1].
 
-        Weights need not sum to 1.
+        The predictors' weights need not sum to 1.
         """
         del x
         mixture = outputs.mixed(weights)
@@ -290,7 +290,7 @@ class TwoClassMembers(ModelMembers):
         """See `PredictorFamily`; labels are 0 and 1, [n]."""
         positive = tf.reshape(predictions, [-1])
         if self.from_scores:
-            # Take two sigmoids: if a probability rounds to 1, its complement has no logarithm.
+            # Take two sigmoids: 1 - p loses all digits if p rounds to 1.
             positive, negative = tf.sigmoid(positive), tf.sigmoid(-positive)
         else:
             negative = 1.0 - positive

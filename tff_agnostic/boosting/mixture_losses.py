@@ -4,9 +4,9 @@ Source: Hamer, Mohri, Suresh 2020, sections 2 to 4; d loss / d alpha_k = <grad l
 mixture's losses depend on inner products of its output: with the label (for distributions, the
 label's probability), with itself, and with each predictor's output.
 
-Both losses are Bregman divergences of a distribution from the mixture, up to terms that do not
-depend on the mixture. F = sum x log x gives the log loss, which for classes is the cross-entropy of
-the mixed probabilities; F = |x|^2 gives the squared loss.
+Up to terms without the mixture, both losses are Bregman divergences of a distribution from the
+mixture. F = sum x log x gives the log loss, for classes the cross-entropy of the mixed
+probabilities; F = |x|^2 gives the squared loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tff_agnostic.models.metrics import is_word
 
 
 class Outputs(abc.ABC):
-    """Outputs of C predictors on n examples; n is 1 if they do not depend on the example.
+    """Outputs of C predictors on n examples; n is 1 if the outputs do not depend on the example.
 
     For sentences an example has T predictions: results have an axis of T after the axis of
     examples, which `per_example` reduces.
@@ -30,7 +30,7 @@ class Outputs(abc.ABC):
 
     @abc.abstractmethod
     def agreements(self, labels: tf.Tensor) -> tf.Tensor:
-        """Returns <h_k(x_j), y_j>, float32 [n, C]: for classes the probability of the label."""
+        """Returns <h_k(x_j), y_j>, float32 [n, C]; for classes it is the label's probability."""
 
     @abc.abstractmethod
     def products(self, weights: tf.Tensor) -> tf.Tensor:
@@ -41,7 +41,7 @@ class Outputs(abc.ABC):
         """Returns |h_k(x_j)|^2, float32 [n or 1, C]."""
 
     def target_norms(self, labels: tf.Tensor) -> tf.Tensor:
-        """Returns |y_j|^2, float32 [n]: for classes 1."""
+        """Returns |y_j|^2, float32 [n]; for classes it is 1."""
         return tf.ones(tf.shape(labels))
 
     def per_example(self, values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -66,7 +66,7 @@ class SharedOutputs(Outputs):
 
     def products(self, weights: tf.Tensor) -> tf.Tensor:
         """See `Outputs`."""
-        # Use sums of products: TFLite's converter crashes on a matrix product without an axis of
+        # Use sums of products, as TFLite's converter crashes on a matrix product without an axis of
         # examples.
         mixture = tf.reduce_sum(self.table * weights, axis=1, keepdims=True)
         return tf.reduce_sum(self.table * mixture, axis=0, keepdims=True)
@@ -124,11 +124,11 @@ class NumberOutputs(ClassOutputs):
 class WordOutputs(Outputs):
     """Distributions over the vocabulary at each of the T positions of sentences.
 
-    Labels are ids, int [n, T]; padding is not predicted, and excluded from means.
+    Labels are ids, int [n, T]; padding is not predicted and does not count in means.
 
     Attributes:
-        values: h_k(x_j) of each of the C predictors, float32 [n, T, ids]. They are a sequence, as a
-            single tensor would copy these large arrays.
+        values: h_k(x_j) for each of the C predictors, float32 [n, T, ids]; a sequence, as stacking
+            would copy these large arrays.
         expected_length: See `SentenceLoss`.
     """
 
@@ -158,19 +158,19 @@ class WordOutputs(Outputs):
 
 
 def at_words(values: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Returns the entries of the labels [n, T] in values [n, T, ids], and 1 at padding."""
+    """Returns the values [n, T, ids] at the labels [n, T]; 1 at padding."""
     rows = tf.reshape(values, [-1, values.shape[-1]])
     entries = tf.gather(rows, tf.reshape(labels, [-1]), axis=1, batch_dims=1)
     return tf.where(is_word(labels) > 0, tf.reshape(entries, tf.shape(labels)), 1.0)
 
 
 def over_words(values: tf.Tensor, labels: tf.Tensor, expected_length: Optional[float]) -> tf.Tensor:
-    """Returns the mean over the words of each sentence, [n, ...]; 0 for a sentence without words.
+    """Returns the mean over each sentence's words, [n, ...]; 0 for a sentence without words.
 
     Args:
         values: float32 [n, T] or [n, T, C]; values at padding must be finite.
         labels: Ids, int [n, T].
-        expected_length: Divisor of the sum over the words; None for their number.
+        expected_length: Divisor of the sum over the words; None for the number of words.
     """
     words = is_word(labels)
     length = tf.reduce_sum(words, axis=1, keepdims=True)
@@ -188,7 +188,7 @@ def as_columns(values: tf.Tensor) -> tf.Tensor:
 
 
 class MixtureTerms(NamedTuple):
-    """Terms that the loss of a mixture at an example depends on; for sentences with an axis of T.
+    """Terms on which a mixture's loss at an example depends; for sentences with an axis of T.
 
     Attributes:
         agreement: <h(x_j), y_j>, float32 [n].
@@ -217,9 +217,9 @@ class MixtureLoss(NamedTuple):
     """A loss of mixtures.
 
     Attributes:
-        from_terms: Returns the loss of each prediction, in the shape of its terms.
+        from_terms: terms -> loss of each prediction, in the shape of the terms.
         at: (outputs, weights [C], labels) -> losses and gradients; the weights need not sum to 1.
-        needs_densities: Whether it is defined for distributions only.
+        needs_densities: Whether the loss is defined only for distributions.
     """
 
     from_terms: Callable[[MixtureTerms], tf.Tensor]

@@ -2,9 +2,10 @@
 
 With one architecture, each weight of all predictors is one stacked array, and a message contains
 rows of these arrays. With several architectures, one flat array contains all weights of the first
-predictor, then of the second, and so on. A message then contains C predictors in sequence, each
-with its architecture and start, and the receiver branches on the architecture. It has space for the
-C largest predictors, so that its size is the same in every round; no predictor is padded.
+predictor, then of the second, and so on. A message then contains the weights of C predictors in
+sequence, with each predictor's architecture and start, and the receiver branches on the
+architecture. The message has space for the C largest predictors, so that its size is the same in
+every round; no predictor is padded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.model import Model, ModelWeights
 
-# Arrays that contain predictors: all of the server's, or a message's.
+# Arrays that contain the weights of predictors, at the server or in a message.
 Stacks = Sequence["tf.Tensor"]
 
 _FLOAT_BYTES = _INT_BYTES = 4
@@ -26,7 +27,7 @@ _FLOAT_BYTES = _INT_BYTES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The function of a predictor, given its weights; equal architectures are traced once.
+    """A predictor's function of its weights; equal architectures are traced once.
 
     Attributes:
         model: Model of the predictor.
@@ -47,7 +48,7 @@ class Architecture:
         return tf.sigmoid(predictions) if is_one else tf.nn.softmax(predictions)
 
     def weights(self, arrays: Sequence[Any]) -> ModelWeights:
-        """Converts arrays in the order of `_leaves` to weights."""
+        """Converts arrays, trainable weights first, to `ModelWeights`."""
         count = len(self.model.initial_weights.trainable)
         return ModelWeights(list(arrays[:count]), list(arrays[count:]))
 
@@ -62,29 +63,29 @@ class Architecture:
 
 
 class PredictorStore(Protocol):
-    """Storage of q predictors; a frozen dataclass, as equal ones are traced once."""
+    """Storage of q predictors. Implementations are frozen dataclasses: equal ones share traces."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """Returns the arrays of all predictors, from the weights of each."""
+        """Returns the arrays that contain all predictors, from each predictor's weights."""
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the arrays of a message with predictors of given indices, int32 [C]."""
+        """Returns a message's arrays for the predictors of given indices, int32 [C]."""
 
     def num_bytes(self, count: int) -> int:
         """Returns the bytes of a message of `count` predictors."""
 
     def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
-        """Returns each predictor's output for n examples, from all arrays or a message's."""
+        """Returns each predictor's output for n examples; `stacks` contain all or a message's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OneArchitecture:
-    """Predictors of one architecture: an array [q, ...] per weight."""
+    """Storage of predictors of one architecture, in an array [q, ...] per weight."""
 
     architecture: Architecture
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `PredictorStore`: trainable and other weights, in their order."""
+        """See `PredictorStore`: one array per weight, trainable weights first."""
         return [np.stack(arrays) for arrays in zip(*map(_leaves, predictors))]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
@@ -97,7 +98,7 @@ class OneArchitecture:
 
     def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """See `PredictorStore`."""
-        # A Python loop, because C is small and TensorFlow cannot vectorise every model.
+        # Loop in Python, as C is small and TensorFlow cannot vectorise every model.
         return [
             self.architecture.predictions(self.architecture.weights([s[k] for s in stacks]), x)
             for k in range(stacks[0].shape[0])
@@ -106,7 +107,7 @@ class OneArchitecture:
 
 @dataclasses.dataclass(frozen=True)
 class SeveralArchitectures:
-    """Predictors of several architectures: one array with the weights of all, float32.
+    """Storage of predictors of several architectures, in one float32 array of all weights.
 
     Attributes:
         architectures: The distinct architectures.
@@ -117,18 +118,18 @@ class SeveralArchitectures:
     kinds: tuple[int, ...]
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `PredictorStore`: one array, whose weights were checked to be exact in float32."""
+        """See `PredictorStore`: one array, whose weights float32 holds exactly."""
         arrays = [array for predictor in predictors for array in _leaves(predictor)]
         return [np.concatenate([array.astype(np.float32).ravel() for array in arrays])]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `PredictorStore`: weights, and architecture and start of each predictor."""
+        """See `PredictorStore`: weights, then architecture and start of each predictor."""
         (weights,) = stacks
         sizes = tf.gather(tf.constant(self._sizes(), tf.int32), indices)
         ends = tf.cumsum(sizes)
         offsets = ends - sizes
         positions = tf.range(self._room(indices.shape[0]))
-        # Predictor of each position in the message; positions past the last predictor are padding.
+        # The predictor at each position in the message; padding counts as the last predictor.
         place = tf.minimum(tf.searchsorted(ends, positions, side="right"), indices.shape[0] - 1)
         starts = tf.gather(tf.constant(self._starts(), tf.int32), indices)
         source = tf.gather(starts - offsets, place) + positions
@@ -158,7 +159,7 @@ class SeveralArchitectures:
 
             if number + 1 == len(self.architectures):
                 return output()
-            # TFLite supports branches of two only, so no `tf.switch_case`.
+            # Branch in two instead of by `tf.switch_case`, which TFLite does not support.
             return tf.cond(tf.equal(kind, number), output, lambda: chain(number + 1))
 
         return chain(0)

@@ -18,8 +18,8 @@ from tff_agnostic.base.stateless_random import fold_in, random_order, uniform
 
 # Numbers that distinguish the draws from one seed.
 _FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3
-# Number of standard deviations above C, at most sqrt(C) each, for which a message has space if the
-# number of drawn predictors is random with mean C.
+# With independent draws, a message has space for this number of standard deviations, of at most
+# sqrt(C) each, above the mean C.
 _ROOM = 5.0
 
 # (alpha [q], C, uniform fraction) -> gamma, float32 [q], each in (0, 1], with a sum of at most C.
@@ -55,7 +55,7 @@ PREDICTOR_SAMPLINGS: Registry[Gammas] = Registry(
 
 
 class SampledPredictors(NamedTuple):
-    """The predictors of a message: sampled predictors, and padding.
+    """The predictors in a message: sampled predictors and padding.
 
     Attributes:
         indices: Indices of the predictors, int32 [room], all different.
@@ -88,7 +88,7 @@ class PredictorSampler(NamedTuple):
         q = gamma.shape[0]
         room = self.room(budget, q)
         chosen = self.chosen(gamma, seed)
-        # Predictors in H_t first, in a random order: if there are too many, random ones are
+        # Put the predictors in H_t first, in a random order: if there are too many, random ones are
         # dropped.
         order = _random_order(q, fold_in(seed, tf.constant(_FILLING)))
         is_padding = tf.cast(~tf.gather(chosen, order), tf.int32)
@@ -99,10 +99,10 @@ class PredictorSampler(NamedTuple):
 def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Draws predictor k with probability gamma_k, by systematic sampling in a random order.
 
-    The gammas are concatenated as intervals, and a predictor is drawn if one of the points u, u +
-    1, u + 2, ... is in its interval. The number of draws is the sum of the gammas, rounded up or
-    down, and never more than C. Unlike in the paper's figure, draws of two predictors are not
-    independent: mostly, drawing one makes another less likely.
+    The gammas are interpreted as consecutive intervals, and a predictor is drawn if its interval
+    contains one of the points u, u + 1, u + 2, ... The number of draws is the sum of the gammas,
+    rounded up or down, and never more than C. Unlike in the paper's figure, draws are not
+    independent: mostly, drawing one predictor makes others less likely.
     """
     order = _random_order(gamma.shape[0], fold_in(seed, tf.constant(_ORDER)))
     # float64, because the sum of a thousand gammas must be exactly C.
@@ -166,8 +166,9 @@ class GradientEstimator(NamedTuple):
 
     Attributes:
         estimate: Computes the estimate.
-        loss: The loss that it supports; None for every loss.
-        uses_norms: Whether it uses |h_k|^2, the most costly term for large distributions.
+        loss: Name of the only loss that the estimator supports; None if it supports every loss.
+        uses_norms: Whether the estimator uses |h_k|^2, the most costly term for large
+            distributions.
     """
 
     estimate: Estimate
@@ -200,8 +201,8 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictor
 def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """Returns 1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
 
-    For the log loss all g_k are about -1. Steps ignore a common offset of all coordinates, but
-    masking such an offset would reward predictors for being sampled.
+    For the log loss all g_k are about -1. Steps ignore such a common offset, but masked by 1_k it
+    would reward the sampled predictors.
     """
     del squared_norms
     return (1.0 + gradients) * (sent.is_sampled / sent.gamma)

@@ -20,7 +20,8 @@ class GroupCounts:
 
     Attributes:
         counts: Counts of each group, int64 [outcomes], by the group's name.
-        skipped: Number of clients of each skipped group with too few clients, by the group's name.
+        skipped: Number of clients of each group that was skipped for too few clients, by the
+            group's name.
     """
 
     counts: Mapping[str, np.ndarray]
@@ -41,7 +42,7 @@ def counts_by_domain(
     """Returns the counts of each domain.
 
     Args:
-        sums: Sums over the clients.
+        sums: Outcome counts, summed over the clients.
         domain_names: Names of the p domains.
         min_clients: Minimum number of clients of a domain.
     """
@@ -69,8 +70,8 @@ def smoothed_scores(counts: np.ndarray, smoothing: float) -> np.ndarray:
     """Returns log((1 - s) n_i / n + s / outcomes), float32 [outcomes]: scores of a unigram model.
 
     Args:
-        counts: n_i, with at least one positive count.
-        smoothing: s, in [0, 1]; with 0, outcomes without examples score minus infinity.
+        counts: Counts n_i of the outcomes; at least one must be positive.
+        smoothing: s, in [0, 1]; with 0, outcomes without examples have the score minus infinity.
     """
     shares = counts / counts.sum()
     with np.errstate(divide="ignore"):

@@ -121,13 +121,13 @@ class CommunicationStep:
         bounds: `ClientLimits` -> a `Bound` for every leaf of one client's output.
         keeps_client_state: Whether clients replace their state for the later steps of the round;
             `client_work` then returns a `ClientResult`.
-        bytes_per_example: Bytes of the broadcast that a client reads per example, if it only looks
-            up rows of tables; None if it uses the complete broadcast, such as a model's weights.
-            Runtimes decide by this number whether to vectorise clients.
+        bytes_per_example: Bytes of the broadcast that a client reads per example, if clients only
+            look up rows of tables in it; None if they use the complete broadcast, such as a model's
+            weights. Runtimes decide by this number whether to vectorise clients.
         is_due: state -> whether the round includes the step, a boolean scalar; None if every round
-            includes it. Otherwise the step's sum is the sum over no clients, and clients keep no
-            state from the step. Rounds in TFF always include all steps, so `finish` must itself
-            ignore the sum of a step that is not due.
+            includes it. If not due, the step has the sum over no clients, and leaves client states
+            unchanged. Rounds in TFF always include all steps, so `finish` must itself ignore the
+            sum of a step that is not due.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Column(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the value in the report."""
+        """Keys of the value in the nested report."""
         return self.path or (self.field.name,)
 
 
@@ -195,7 +195,7 @@ class Algorithm:
         lambda_set: The set of domain mixtures whose worst case the algorithm minimises; None if it
             has no such set.
         single_step_options: Options, each as NAME=VALUE, that reduce the algorithm to one step per
-            round; empty if it has one step, or if no option reduces it.
+            round; empty if it has one step anyway, or if no option does.
         check_report: Called with the report of a round without noise; raises a `UserError` if the
             report shows that the algorithm does not apply.
     """
@@ -231,7 +231,7 @@ class Algorithm:
         return next(iter(self.models(state).values()))
 
     def with_main_model(self, name: str) -> Algorithm:
-        """Returns the algorithm with another of its models as the main model."""
+        """Returns the algorithm with its model `name` as the main model."""
 
         def models(state: Any) -> Models:
             models_by_name = self.models(state)
@@ -270,7 +270,7 @@ class AlgorithmSpec:
 
     Attributes:
         label: Name in tables and plots.
-        paper: Reference of the paper.
+        paper: Citation of the paper.
         build: (problem, options) -> the algorithm; raises a `UserError` if problem and options are
             incompatible.
         options: Class of the algorithm's options, a frozen dataclass derived from

@@ -50,8 +50,8 @@ class Broadcast(NamedTuple):
     """The server's message to the clients.
 
     Attributes:
-        weights: w_{t-1}.
-        sent: The part of the memory that clients need.
+        weights: The model's weights w_{t-1}.
+        sent: Part of the algorithm's memory that clients need.
     """
 
     weights: ModelWeights
@@ -62,7 +62,7 @@ class AveragingState(NamedTuple):
     """The state of the server.
 
     Attributes:
-        weights: w_t.
+        weights: The model's weights w_t.
         optimizer_state: State of the server optimizer.
         memory: The algorithm's memory, any structure of tensors.
     """
@@ -101,14 +101,14 @@ def averaging(
             `domain_sums` and `clients`.
         static: Further keyword arguments of `client_work`, hashable; see `HashablePartial`.
         bounds: `ClientLimits` -> a `Bound` for each value of a client's output.
-        memory: Returns the memory before the first round.
-        send: Called with the memory; returns the part to broadcast.
-        remember: Called with the memory and the sum over clients; returns the next memory.
+        memory: () -> the memory before the first round.
+        send: memory -> the part of it to broadcast.
+        remember: (memory, sum over clients) -> the next memory.
         columns: Scalars that a round reports.
         domain_columns: Vectors that a round reports, with an entry per domain.
         is_held_out: Whether losses are measured on examples held out of training.
         while_training: Whether losses are measured during the first epoch of training.
-        more: Further attributes of the `Algorithm`.
+        more: Further attributes of the `Algorithm`, by keyword.
     """
     model, optimizer = problem.model, options.server.build(problem.model)
 

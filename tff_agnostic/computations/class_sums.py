@@ -24,9 +24,9 @@ from tff_agnostic.models.model import Examples, Model
 
 # Maximum number of classes with a confusion table.
 MAX_TABLE_CLASSES = 20
-# Number of bins of equal width from 0 to 1; a threshold of 1/2 is the border of two bins.
+# Number of bins of equal width from 0 to 1; an even number makes 1/2 the border of two bins.
 SCORE_BINS = 50
-# Maximum number of values in an evaluation's counts, to limit its cost.
+# Maximum number of values that a client sends for these counts.
 _MAX_VALUES = 50_000
 
 
@@ -36,10 +36,10 @@ class ClassSums(NamedTuple):
     Attributes:
         confusion: Examples by domain, class and predicted class, int64 [p, K, K]; () with more than
             `MAX_TABLE_CLASSES` classes.
-        by_class: Per domain and class, the examples of the class, the examples predicted as the
-            class, and the correct ones, int64 [p, 3, K]; () if `confusion` is present.
-        scores: With two classes, examples by domain, class and binned probability of class 1, int64
-            [p, 2, SCORE_BINS]; () otherwise, and for models without probabilities.
+        by_class: Number of examples of each class, of examples predicted as the class, and of
+            correct predictions, by domain, int64 [p, 3, K]; () if `confusion` is present.
+        scores: Examples by domain, class and binned probability of class 1, int64 [p, 2,
+            SCORE_BINS]; () unless there are two classes with probabilities.
     """
 
     confusion: Any = ()
@@ -73,7 +73,7 @@ class ClassCounting:
 
     @functools.cached_property
     def _from_logits(self) -> Optional[bool]:
-        """Whether scores are logits; None if unknown, or if probabilities are not counted."""
+        """Whether scores are logits; None if unknown, or if scores are not counted."""
         if self.num_classes != 2:
             return None
         from_logits = self._scores.from_logits
@@ -154,9 +154,8 @@ class ClassCounting:
     def bounds(self, limits: ClientLimits) -> ClassSums:
         """Returns the bound of every value.
 
-        An example adds 1 to one entry of a table, so the norm for n examples is at most n. In each
-        of the three rows of `by_class` it adds at most 1 to one entry, so their joint norm is at
-        most sqrt(3) n.
+        n examples add at most n to one entry of a table, so their norm is at most n. In `by_class`
+        they do so in each of three rows, so their norm is at most sqrt(3) n.
         """
         shapes, n = self._shapes, limits.examples
         table = Bound(n, integer=True)

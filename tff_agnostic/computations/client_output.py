@@ -54,15 +54,16 @@ class TrainingOutput(NamedTuple):
     """A client's output after training; the server only sees the sum of each field.
 
     Attributes:
-        weighted_delta: beta^k (w - w^k), with the structure of the trainable weights.
+        weighted_delta: Weighted update beta^k (w - w^k), with the structure of the trainable
+            weights.
         beta: Weight of the client, float32 scalar.
         extra: Further values that the algorithm sums, a named tuple; () if there are none.
         domain_losses: Sum of the losses of each domain's examples, float32 [p]: at w, or during the
             first epoch of training. With a holdout, losses, counts and metrics cover the held-out
             examples only.
         domain_counts: Number of examples of each domain, int64 [p].
-        metric_sums: For each metric its numerator and denominator by domain, float32 [p] each.
-        clients: Outcome of the client.
+        metric_sums: Numerator and denominator of each metric by domain, float32 [p] each.
+        clients: Outcome of the client, a count of 1 in one field.
         trained_counts: Number of trained examples of each domain, int64 [p]; () without a holdout.
     """
 
@@ -84,7 +85,7 @@ class TrainingOutput(NamedTuple):
 
 
 def client_weight(alpha: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """CLIENT line 6: beta^k = sum_i alpha_i N_i^k, float32 scalar."""
+    """Returns beta^k = sum_i alpha_i N_i^k (CLIENT line 6), float32 scalar."""
     return tf.reduce_sum(alpha * tf.cast(counts, tf.float32))
 
 
@@ -95,10 +96,10 @@ def training_output(
     sums: DomainSums,
     clients: Clients,
 ) -> TrainingOutput:
-    """CLIENT line 13: returns the output of each client after training.
+    """Returns the output of each client after training (CLIENT line 13).
 
-    A client without examples, or with a non-finite update, weight or loss, adds zeros to every sum
-    except its count in `ClientCounts`.
+    A client without examples, or with non-finite values, adds only zeros and a count in
+    `ClientCounts`.
 
     Args:
         weights: Weights w at the start of training.
@@ -108,7 +109,6 @@ def training_output(
     """
 
     def weighted_delta(trained: list[tf.Tensor], beta: tf.Tensor) -> list[tf.Tensor]:
-        # The update of client k is beta^k (w - w^k).
         return [beta * (w - w_k) for w, w_k in zip(weights.trainable, trained)]
 
     return update_output(clients.map(weighted_delta, trained, beta), beta, sums, clients)
@@ -121,7 +121,7 @@ def update_output(
     clients: Clients,
     extra: Any = (),
 ) -> TrainingOutput:
-    """Returns each client's output for its weighted update; see `training_output`."""
+    """Returns each client's output, from its weighted update; see `training_output`."""
     output = _training_output(weighted_delta, beta, sums, UNCOUNTED, extra)
     sound: TrainingOutput = zero_if_not_finite(output, beta, clients)
     return sound
@@ -135,15 +135,15 @@ def _training_output(
 
 
 def all_finite(structure: Any) -> tf.Tensor:
-    """Returns whether every value of a structure of real tensors is finite, a boolean scalar."""
+    """Returns whether all real tensors in a structure are finite, a boolean scalar."""
     finite = [tf.reduce_all(tf.math.is_finite(value)) for value in tf.nest.flatten(structure)]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
 
 
 def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
-    """Replaces a client's output by zeros, except its counts, if it could spoil a sum.
+    """Replaces outputs of clients that could spoil a sum by zeros, and counts outcomes.
 
-    This concerns clients without examples, and clients with a non-finite value.
+    Clients without examples, and clients with a non-finite value, could spoil a sum.
 
     Args:
         output: A named tuple; its field `clients` is `UNCOUNTED`, and becomes the `ClientCounts`.
@@ -178,7 +178,7 @@ def zero_unless(is_kept: tf.Tensor, output: Any) -> Any:
         shape = [-1] * is_kept.shape.rank + [1] * (value.shape.rank - is_kept.shape.rank)
         return tf.where(tf.reshape(is_kept, shape), value, tf.zeros_like(value))
 
-    # Nearly always all clients are kept, so avoid the copy.
+    # Avoid the copy in the usual case, in which all clients are kept.
     return tf.cond(
         tf.reduce_all(is_kept),
         lambda: output,
@@ -205,7 +205,7 @@ def training_bounds(
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
         most = limits.beta(float(limits.examples) if max_weight is None else max_weight)
-        # The ratio of these two sums is the average update.
+        # The server divides these sums: their ratio is the average update.
         delta = Bound(most * limits.update, signed=True, ratio="update")
         beta = Bound(
             most,

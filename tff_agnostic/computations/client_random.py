@@ -24,11 +24,11 @@ _ROUNDS = 10
 _WORD = 2**32 - 1
 # Key with which TensorFlow derives a generator's key and counter from a seed.
 _SEED_KEY = (0x3EC8F720, 0x02461E29)
-# Number of words per counter.
+# Number of random words per counter.
 _NUMBERS = 4
 # A float32 number in [1, 2) has the exponent 127 and 23 random bits.
 _MANTISSA_BITS, _EXPONENT = 23, 127
-# XLA compiles a kernel for each number of rows, so this number is rounded up to a multiple.
+# Batch sizes are rounded up to a multiple of this number, as XLA compiles a kernel per size.
 _KERNEL_ROWS = 8
 # TensorFlow's constant for the device's own algorithm: Philox on CPUs and GPUs.
 _DEVICE_ALGORITHM = 3
@@ -38,13 +38,13 @@ def philox(counter: tuple[tf.Tensor, ...], key: tuple[tf.Tensor, ...]) -> tuple[
     """Returns four random words for each counter and key; shapes are broadcast.
 
     Args:
-        counter: Four words.
-        key: Two words.
+        counter: Counter of four words.
+        key: Key of two words.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # The upper words of the products cross over to the other pair.
+        # Each product's upper word is mixed into the other pair.
         (low0, high0), (low1, high1) = (
             words(value * tf.constant(by, tf.int64)) for value, by in zip((c0, c2), _MULTIPLIERS)
         )
@@ -63,7 +63,7 @@ def key_and_counter(seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns each client's key, [G, 1], and counter, [G, 2], as pairs of words.
 
     Args:
-        seeds: Integers [G, 2].
+        seeds: Two integers per client, [G, 2].
     """
     first, second = tf.unstack(tf.cast(seeds, tf.int64), axis=1)
     seed_key = (tf.constant(word, tf.int64) for word in _SEED_KEY)
@@ -101,8 +101,8 @@ def whole_numbers(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Te
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
     """Returns a `pfor` converter that draws the numbers of all clients at once.
 
-    It raises `ConversionNotImplementedError` for other dtypes and for operations with a named
-    generator, so that TensorFlow converts them.
+    For other dtypes, and for operations with a named generator, it raises
+    `ConversionNotImplementedError`, after which TensorFlow converts the operation.
 
     Args:
         vectoriser: TensorFlow's module `pfor`, which passes the operands.
@@ -164,11 +164,11 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {
 
 @functools.cache
 def _in_one_kernel(fn: Callable[..., Any]) -> Any:
-    """Returns a function compiled by XLA, once per shape, for the device that calls it."""
+    """Returns `fn` compiled by XLA, once per shape, for the device that calls it."""
     return tf.function(fn, autograph=False, jit_compile=True)
 
 
-# A function that outlives TensorFlow's modules prints an error when Python deletes it.
+# Release functions before TensorFlow's modules, or Python prints errors at exit.
 atexit.register(_in_one_kernel.cache_clear)
 
 

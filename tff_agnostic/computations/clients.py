@@ -33,7 +33,7 @@ class ClientMap(Protocol):
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether tensors have a leading axis of clients; without it there is a single client."""
+        """Whether tensors have a leading axis of clients; otherwise there is a single client."""
 
     @property
     def fixed_shapes(self) -> bool:
@@ -59,8 +59,8 @@ class _VectorisedClients:
     is_vectorised = True
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        # `tf.vectorized_map` would also call `pfor`. As it accepts arguments with one entry for all
-        # clients, it copies every argument, and adds more operations than a step of many models.
+        # Not `tf.vectorized_map`, which calls `pfor` too: to support arguments shared by all
+        # clients it copies every argument, and adds more operations than a step of many models.
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
@@ -74,8 +74,7 @@ class _VectorisedClients:
 one_client: ClientMap = _OneClient()
 one_client_in_fixed_shapes: ClientMap = _OneClient(fixed_shapes=True)
 vectorised_clients: ClientMap = _VectorisedClients()
-# One kernel draws the random numbers of all clients, which is faster on a device that launches each
-# operation.
+# Draws all clients' random numbers in one kernel: faster on devices that launch each operation.
 vectorised_clients_on_accelerators: ClientMap = _VectorisedClients(draws_at_once=True)
 
 
@@ -88,8 +87,8 @@ class ClientArrays(NamedTuple):
         first_row: Row of each client's first example, int32: a scalar for one client, [G] for G
             vectorised clients.
         num_examples: Number of examples of each client, in the shape of `first_row`.
-        capacity: Maximum number of examples of a client, or an upper bound of it, int32 scalar.
-        state: State of each client after the round's earlier steps; () if clients remember nothing.
+        capacity: Upper bound of all clients' numbers of examples, int32 scalar.
+        state: State of each client after the round's earlier steps; () if clients keep none.
         place: The `Place` of each client in its cohort; () if no aggregation needs it.
     """
 
@@ -105,8 +104,8 @@ class Batch(NamedTuple):
     """A batch: the same positions among the examples of every client.
 
     Attributes:
-        start: The first position, int32 scalar.
-        positions: All positions, int32 [b].
+        start: First position of the batch, int32 scalar.
+        positions: All positions of the batch, int32 [b].
         is_present: Whether each client has an example at each position, boolean [b] or [G, b].
     """
 
@@ -123,7 +122,7 @@ class Clients:
         examples: See `ClientArrays`.
         first_row: See `ClientArrays`.
         num_examples: Number of examples of each client, int32 scalar or [G].
-        capacity: Maximum number of examples of a client, or an upper bound of it, int32 scalar.
+        capacity: Upper bound of all clients' numbers of examples, int32 scalar.
         state: State of each client after the round's earlier steps.
         place: See `ClientArrays`.
         map_: Applies functions of one client; see `map`.
@@ -154,7 +153,8 @@ class Clients:
         """Returns the results of `fn` for each client's arguments.
 
         Args:
-            fn: A function of one client's tensors. All clients share the values that it captures.
+            fn: A function of one client's tensors. Values that it captures are shared by all
+                clients.
             *args: Structures of tensors, at least one. For vectorised clients, arguments and result
                 have a leading axis of clients.
         """
@@ -187,7 +187,7 @@ class Clients:
         Args:
             batch_size: Examples of each client per batch. The last batch is shorter; in fixed
                 shapes it keeps its size, and extends past the last example.
-            step: (batch, state) -> state.
+            step: (batch, state) -> the next state.
             initial: The state before the first batch.
         """
 
@@ -222,12 +222,12 @@ class Clients:
         num_examples = tf.where(is_chosen, self.num_examples, 0)
         capacity = self.capacity
         if not self.map_.fixed_shapes:
-            # Let loops end with the last example of the chosen clients.
+            # Loops need not continue after the last example of the chosen clients.
             capacity = tf.minimum(capacity, tf.reduce_max(num_examples))
         return dataclasses.replace(self, num_examples=num_examples, capacity=capacity)
 
     def seeded(self, round_seed: tf.Tensor) -> Clients:
-        """Returns the clients with their seeds in a round; see `client_seeds`."""
+        """Returns the clients with their seeds for a round; see `client_seeds`."""
         seeds = client_seeds(round_seed, self)
         return dataclasses.replace(self, seed=seeds, round_num=round_seed[1])
 
@@ -236,7 +236,7 @@ class Clients:
 
         Args:
             seed: Seed of each client, int64.
-            shuffle: Whether the order is random; otherwise it is the stored order.
+            shuffle: Whether to shuffle the examples; otherwise their stored order is used.
         """
         if shuffle:
             return random_order(seed, self.num_examples, self.capacity)
@@ -259,7 +259,8 @@ class Clients:
 def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
     """Returns the seed of each client in a round, int64, in the shape of `clients.num_examples`.
 
-    The seed depends on the number of the client's examples, and on its first and last example.
+    The seed is a hash of the round's seed, the client's number of examples, and its first and last
+    example.
 
     Args:
         round_seed: (seed of the run, number of the round), int32 [2].
@@ -276,10 +277,10 @@ def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
 
 
 def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
-    """Returns hashes of clients, int64: cheaper than `client_seeds`, from the same properties.
+    """Returns a hash of each client, int64: cheaper than its seed, from the same properties.
 
     Args:
-        seed: Number that distinguishes the uses of these hashes.
+        seed: Number that distinguishes uses of the hashes.
     """
     num_examples = tf.reshape(clients.num_examples, [-1])
     ends, rows = clients.end_rows(), tf.size(num_examples)
@@ -299,7 +300,7 @@ def _multipliers(bits: tf.Tensor, width: Optional[int]) -> tf.Tensor:
     num_bits = tf.shape(bits)[1]
     if width is None:
         return hash_multipliers(num_bits)
-    # `bits` is empty if there are no rows.
+    # Without rows, `bits` has width 0.
     return tf.constant(known_multipliers(2 * width))[:num_bits]
 
 
@@ -362,7 +363,7 @@ def stacked_client_arrays(
     """Returns NumPy arrays of vectorised clients.
 
     Args:
-        clients: At least one client; columns of all clients have the same shapes and dtypes.
+        clients: Clients whose columns have the same shapes and dtypes; at least one.
         state: State of the clients, with a leading axis of clients.
         place: `Place` of the clients; () if no aggregation needs it.
     """
@@ -395,8 +396,8 @@ def _with_axes(values: tf.Tensor, number: int) -> tf.Tensor:
     return values
 
 
-# Held while tracing, which temporarily swaps attributes of Keras layers, and a method of
-# TensorFlow's vectoriser. A thread may hold the lock several times.
+# Lock for tracing, which temporarily swaps attributes of Keras layers and of TensorFlow's
+# vectoriser. A thread may hold it several times.
 TRACING = threading.RLock()
 
 
@@ -407,13 +408,13 @@ def _adapted_vectoriser(draws_at_once: bool) -> Iterator[None]:
     Convolutions become batched products: see `client_convolutions`. With `draws_at_once` one kernel
     draws the random numbers of all clients: see `client_random`.
 
-    For every operand of an elementwise operation, `pfor` (in TensorFlow 2.14) adds a dozen
-    operations that compute a new shape at run time, even if all operands have equal ranks. If all
-    ranks are known, as in the models here, it suffices to insert the missing axes. Values are the
-    same, tracing a model's step takes half the time, and the graph has fewer operations. If a rank
-    is unknown, nothing changes. The change applies only in this thread and this context.
+    `pfor` (in TensorFlow 2.14) adds a dozen operations per operand of an elementwise operation, to
+    compute a new shape at run time. If all ranks are known, as in the models here, it suffices to
+    insert the missing axes: values are the same, tracing a model's step takes half the time, and
+    the graph has fewer operations. If a rank is unknown, nothing changes. The change applies only
+    in this thread and this context.
     """
-    # The package exports a function with the name of this module, so import by path.
+    # Import by path, as the package exports a function with the module's name.
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
     operands_class, registry = vectoriser._PforInput, vectoriser._pfor_converter_registry
     thread = threading.get_ident()

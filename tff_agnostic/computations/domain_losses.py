@@ -23,7 +23,7 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 _BATCH_SIZE = 256
 # Constant round number in the seeds of splits, so that splits are the same in all rounds.
 _NO_ROUND = -1
-# Distinguishes the rounding of splits from example orders, which use numbers from 0.
+# Number for the rounding of splits; example orders use numbers from 0.
 _ROUNDING = -1
 
 
@@ -41,8 +41,7 @@ class DomainSums(NamedTuple):
         losses: L^k: sum of the losses of each domain's examples, float32 [p].
         counts: Number of measured examples of each domain, int64 [p].
         metric_sums: Numerator and denominator of each metric by domain.
-        trained: With a holdout, number of trained examples of each domain, int64 [p]; () if all
-            measured examples are trained.
+        trained: Number of trained examples of each domain, int64 [p]; () without a holdout.
     """
 
     losses: tf.Tensor
@@ -73,7 +72,7 @@ class DomainSums(NamedTuple):
     def mean_losses(self) -> tf.Tensor:
         """Returns L = sum(L^k) / N_t (lines 10, 11); 0 for a domain without measured examples.
 
-        The printed line gives 0/0 for such a domain; section 4 of the paper sets L to zero.
+        As printed, line 11 gives 0/0 for such a domain; section 4 of the paper sets L to zero.
         """
         return tf.math.divide_no_nan(self.losses, tf.cast(self.counts, tf.float32))
 
@@ -127,8 +126,8 @@ def domain_sums(
 ) -> DomainSums:
     """Returns each client's losses, counts and metric sums of each domain at `weights`.
 
-    CLIENT lines 2 to 6. Datasets check that domain ids are in [0, p). An invalid id would
-    count for another client.
+    CLIENT lines 2 to 6. Datasets check that domain ids are in [0, p): an invalid id would add to
+    another client's sums.
 
     Args:
         num_domains: Number of domains p.
@@ -141,7 +140,7 @@ def domain_sums(
 
 
 class ExampleCounter(Protocol):
-    """Counts further properties of examples and their predictions, in addition to losses."""
+    """Counts further properties of examples and predictions while losses are measured."""
 
     def start(self, clients: Clients) -> Any:
         """Returns each client's counts before the first batch."""
@@ -189,8 +188,8 @@ class ExampleMeasures(NamedTuple):
     """Losses and metrics of n examples.
 
     Attributes:
-        losses: float32 [n].
-        metrics: Numerator and denominator of each metric, float32 [n].
+        losses: Loss of each example, float32 [n].
+        metrics: Numerator and denominator of each metric by example, float32 [n].
     """
 
     losses: tf.Tensor
@@ -200,7 +199,7 @@ class ExampleMeasures(NamedTuple):
 def example_measures(
     model: Model, batch: Examples, losses: tf.Tensor, predictions: tf.Tensor
 ) -> ExampleMeasures:
-    """Returns the measures of one client's batch, computed from its losses and predictions."""
+    """Returns losses and metrics of one client's batch, from its losses and predictions."""
     return ExampleMeasures(
         losses,
         OrderedDict(
@@ -224,18 +223,18 @@ def zero_sums(model: Model, num_domains: int, clients: Clients) -> DomainSums:
 def add_to_domains(
     sums: DomainSums, domain_id: tf.Tensor, counted: tf.Tensor, batch: ExampleMeasures
 ) -> DomainSums:
-    """Adds the measures of a batch to the sums of each client.
+    """Adds losses, counts and metrics of a batch to each client's sums.
 
     Args:
         sums: Values [p], vectorised [G, p].
-        domain_id: int32 [b], vectorised [G, b].
-        counted: Whether each example counts, boolean in the same shape.
-        batch: Measures in the same shape.
+        domain_id: Domain of each example, int32 [b], vectorised [G, b].
+        counted: Whether each example counts, boolean, in the shape of `domain_id`.
+        batch: Losses and metrics, in the shape of `domain_id`.
     """
 
     def add(total: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-        # Sum the batch on its own first. Adding small losses one by one to a large sum would round
-        # them away: for a client with 20,000 examples the fourth digit would be wrong.
+        # Sum the batch first. Small losses added one by one to a large sum would be rounded away:
+        # for a client with 20,000 examples the fourth digit would be wrong.
         values = tf.where(counted, values, tf.zeros_like(values))
         return total + add_at(tf.zeros_like(total), domain_id, values)
 
@@ -247,7 +246,7 @@ def add_to_domains(
 
 
 def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Adds values [b] to the entries of their domains in a total [p]; vectorised [G, b], [G, p].
+    """Adds values [b] to their domains' entries of a total [p]; vectorised [G, b] and [G, p].
 
     The cost grows with the number of examples, not with the number of domains.
     """
@@ -266,10 +265,9 @@ class Holdout:
     """Selects the examples that a client holds out of training.
 
     A client with n examples holds out `share` n of them, rounded up or down at random so that the
-    mean is exact, and never all: a client with a single example trains on it and measures nothing.
-    The random numbers are a hash of the run's seed, the client's number of examples, and its first
-    and last example, so that the split is the same in every round. (With a positive share, runs
-    with different seeds are therefore traced separately.)
+    mean is exact. It never holds out all: a client with a single example trains on it and measures
+    nothing. The random numbers are a hash of the run's seed, the client's number of examples, and
+    its first and last example, so the split is the same in every round.
 
     Attributes:
         share: Fraction of held-out examples in [0, 1); with 0 no example is held out, and all are
@@ -301,7 +299,7 @@ class Holdout:
         kept_out = dataclasses.replace(
             clients,
             num_examples=num_kept_out,
-            # An upper bound from the capacity alone, as XLA needs static shapes.
+            # Bounds must depend on the capacity alone, as XLA needs static shapes.
             capacity=tf.minimum(least + 1, _all_but_one(capacity)),
             order=drawn,
         )
@@ -340,7 +338,7 @@ class Holdout:
         return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
 
     def _scaled_by_share(self, numbers: tf.Tensor, bits: int = 0) -> tf.Tensor:
-        # Integer arithmetic, which every compiler rounds the same way.
+        # Use integer arithmetic, which every compiler rounds in the same way.
         share = tf.constant(round(self.share * 2**UNIFORM_BITS), tf.int64)
         scaled = tf.cast(numbers, tf.int64) * share + tf.cast(bits, tf.int64)
         shifted = tf.bitwise.right_shift(scaled, tf.constant(UNIFORM_BITS, tf.int64))
@@ -352,7 +350,7 @@ def _all_but_one(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tensor) -> tf.Tensor:
-    """Returns a client's positions without the first of an order: sorted, padded with zeros."""
+    """Returns the positions after the first `num_first` of an order: sorted, padded with zeros."""
     slots = tf.range(tf.shape(order)[-1])
     first, all_ = num_first[..., tf.newaxis], num_examples[..., tf.newaxis]
     is_left = (slots >= first) & (slots < all_)
@@ -372,7 +370,7 @@ class HoldoutOptions(Options):
     measured_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.0
 
     def holdout(self, seed: int) -> Holdout:
-        """Returns the holdout of a run; with a fraction of 0 it is the same for all seeds."""
+        """Returns the holdout of a run; without held-out examples it is equal for all seeds."""
         return Holdout(self.measured_share, seed) if self.measured_share else NO_HOLDOUT
 
 
@@ -416,8 +414,8 @@ def measure_domains(
     Args:
         num_domains: Number of domains p.
         weights: w, the same for every client.
-        clients: The clients before their training.
-        holdout: The examples to hold out.
+        clients: The clients with all of their examples.
+        holdout: Selects the held-out examples.
 
     Returns:
         The sums over the measured examples, and the clients with their training examples.

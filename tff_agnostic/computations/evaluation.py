@@ -4,9 +4,9 @@ The server learns only sums: totals per domain, histograms of clients' values, a
 clients of similar size.
 
 A family has one model per level (Laguel et al. 2021). The paper leaves open how a client chooses
-its model. Here a client measures every model on a fraction of its examples and chooses the one with
-the smallest loss. On its other examples it measures the chosen model, each model of the family, and
-the best model in hindsight.
+its model. Here a client measures every model on a fraction of its examples, and chooses the model
+with the smallest loss. On its other examples it measures three things: the chosen model, each model
+of the family, and the best model in hindsight.
 
 Outcome counts are numbers of examples by domain and outcome; they define unigram models.
 """
@@ -40,7 +40,8 @@ from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, model_measures
 
 SIZES = SizeGrid()
-# Number of bootstrap replicates, and maximum number of resampled values per sum of a client.
+# Number of bootstrap replicates, and maximum number of values that a client sends for each sum's
+# replicates.
 _REPLICATES = 200
 _MAX_RESAMPLED = 10_000
 # Seed of the clients' bootstrap weights. It is public and the same in all runs, so that replicates
@@ -51,12 +52,12 @@ _RESAMPLING_SEED = 1907
 class ClientDistribution(NamedTuple):
     """Sums that describe the distribution of one measure over clients.
 
-    Row i < p is domain i, row p is all examples of a client together. A client counts in a row if
-    its measure is defined there.
+    Row i < p is domain i; row p combines all examples of a client. A client counts only in rows in
+    which its measure is defined.
 
     Attributes:
         num_clients: Number of clients in each row, int64 [p + 1].
-        total: Sum of the clients' values, float32 [p + 1]; a metric's value is its ratio.
+        total: Sum of the clients' values of the measure, float32 [p + 1].
         histogram: Number of clients by row and bin of the measure's grid, int64 [p + 1, bins].
     """
 
@@ -70,7 +71,7 @@ class SizeSums(NamedTuple):
 
     Attributes:
         num_clients: Number of clients of each size for which the measure is defined, int64 [sizes].
-        total: Sum of the clients' values, float32 [sizes]; a metric's value is its ratio.
+        total: Sum of the clients' values of the measure, float32 [sizes].
     """
 
     num_clients: tf.Tensor
@@ -86,8 +87,8 @@ class EvaluationOutput(NamedTuple):
         by_size: Sums of "loss" and of each metric by client size.
         clients: Number of clients that were evaluated, had no examples, or had non-finite values,
             int64 scalars. Clients with non-finite values add to no other field.
-        resampled: The `stacked` sums of m measures times the client's weight in each of B bootstrap
-            replicates, float32 [B, 2 m, p]; () without replicates.
+        resampled: Bootstrap replicates: the `stacked` sums of m measures times each of the client's
+            B weights, float32 [B, 2 m, p]; () without replicates.
         classes: Counts of predicted classes, a `ClassSums`; () if not counted.
     """
 
@@ -106,7 +107,7 @@ def num_replicates(num_domains: int) -> int:
 
 
 def measure_grids(model: Model) -> OrderedDict[str, Grid]:
-    """Returns the histogram grid of the loss and of each metric's ratio."""
+    """Returns the histogram grids of the loss and of each metric."""
     grids: OrderedDict[str, Grid] = OrderedDict(loss=metric_grid(None))
     for metric in model.metrics:
         grids[metric.name] = metric_grid(metric)
@@ -114,7 +115,7 @@ def measure_grids(model: Model) -> OrderedDict[str, Grid]:
 
 
 def metric_grid(metric: Optional[Metric]) -> Grid:
-    """Returns the histogram grid of a metric's ratio, or of the loss if it is None."""
+    """Returns the histogram grid of a metric, or of the loss for None."""
     if metric is None or metric.upper is None:
         return LogGrid()
     return LinearGrid(metric.upper, metric.num_bins)
@@ -150,7 +151,7 @@ def evaluate_clients(
 
 
 def _resampled(counted: tf.Tensor, sums: tf.Tensor, replicates: int) -> tf.Tensor:
-    """Returns a client's sums [2 m, p] times each of its weights [B]: float32 [B, 2 m, p].
+    """Returns each weight [B] of a client times its sums [2 m, p]: float32 [B, 2 m, p].
 
     Vectorised clients, [G, B] and [G, 2 m, p], are already summed here, to [1, B, 2 m, p]. Only
     plain sums, which send values unchanged, have replicates, so the total is the same.
@@ -179,7 +180,7 @@ class Measurement:
     """A federated evaluation of one or several models, in one communication step.
 
     Attributes:
-        step: The step; its state is the measured model, which it broadcasts.
+        step: The communication step; it broadcasts its state, the measured model.
         measured_spec: Spec of the measured model, a structure of `tf.TensorSpec`.
         client_data_spec: Spec of a client's examples.
     """
@@ -270,7 +271,7 @@ def _by_size(
 ) -> OrderedDict[str, SizeSums]:
     counted, none = tf.cast(has_size, tf.int64), tf.zeros([SIZES.num_bins])
     return OrderedDict(
-        # Values over all examples of a client; 0 if undefined.
+        # The last row combines all examples of a client; undefined values are 0.
         (
             name,
             SizeSums(
@@ -367,15 +368,16 @@ def outcome_measurement(model: Model, num_domains: int, num_outcomes: int) -> Me
 
 
 class ChoiceOutput(NamedTuple):
-    """Output of a client that chooses a model; values are over examples not used for the choice.
+    """Output of a client that chooses a model, measured on examples not used for the choice.
 
-    A client without examples for the choice (as with a single example), or with non-finite values,
-    only adds 1 to a count in `clients`.
+    A client that cannot choose (too few examples, or non-finite values) adds only 1 to a count in
+    `clients`.
 
     Attributes:
         models: The evaluation of each model.
         chosen: Evaluation of the model that the client chooses.
-        in_hindsight: For each measure, the evaluation of the model with the best value.
+        in_hindsight: Each measure's evaluation of the model that is best in this measure on the
+            client.
         num_choices: 1 for the chosen model, 0 for the others, int64 [r].
         clients: Number of clients that chose, had too few examples to choose, or had non-finite
             values, int64 scalars.
@@ -425,8 +427,8 @@ def _choose(
     num_chosen_by: tf.Tensor,
     num_rest: tf.Tensor,
 ) -> ChoiceOutput:
-    # All models are measured on the same examples, so the smallest sum has the smallest mean. Ties
-    # go to the first model, the main one.
+    # All models have the same examples, so the smallest sum has the smallest mean. Of tied models
+    # the first, the main model, is chosen.
     choice = _first_best(tf.stack(losses), higher_is_better=False)
     is_finite = all_finite([losses, [[s.losses, s.metric_sums] for s in sums]])
     has_examples = (num_chosen_by > 0) & (num_rest > 0)
@@ -454,7 +456,7 @@ def _choose(
 
 
 def _in_hindsight(model: Model, stacked: DomainSums) -> DomainSums:
-    """Selects from sums [r, p] the model with the best value of each measure."""
+    """Selects, for each measure, the best model's sums from the sums [r, p] of all models."""
     counts = tf.cast(stacked.counts, tf.float32)
 
     def best(measure: str, ratio: MetricSums) -> MetricSums:
@@ -505,6 +507,6 @@ def choice_measurement(
 
 
 def _first_best(values: tf.Tensor, higher_is_better: bool) -> tf.Tensor:
-    """Returns the index of the best of values [r]: the first of equal ones; non-finite is worst."""
+    """Returns the index of the first best value of [r]; non-finite values are the worst."""
     costs = -values if higher_is_better else values
     return tf.argmin(tf.where(tf.math.is_finite(costs), costs, tf.constant(float("inf"))))

@@ -1,9 +1,9 @@
 """Histograms on fixed grids, whose sums over clients describe a distribution over clients.
 
-Each client adds 1 to the bin nearest to its value, and the bin's centre then represents the value.
-Quantiles interpolate between neighbouring clients' values; superquantiles are means over the worst
-clients. The error of both is at most half a step on a linear grid, 0.0025 over [0, 1], and at most
-2.74% of the value on the logarithmic grid.
+Each client adds 1 to the bin whose centre is nearest to its value; the centre then represents the
+value. Quantiles interpolate between neighbouring clients' values; superquantiles are means over the
+worst clients. The error of both is at most half a step on a linear grid, 0.0025 over [0, 1], and at
+most 2.74% of the value on the logarithmic grid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LinearGrid:
         return _fixed(np.linspace, 0.0, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the lower edges of bins by index, float64; indices may lie outside the grid."""
+        """Returns bins' lower edges by index, float64; indices may lie outside the grid."""
         return (np.asarray(positions) - 0.5) * (self.upper / (self.num_bins - 1))
 
 
@@ -59,7 +59,7 @@ class LogGrid:
         return _fixed(np.geomspace, self.lower, self.upper, self.num_bins)
 
     def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the lower edges of bins by index, float64; indices may lie outside the grid."""
+        """Returns bins' lower edges by index, float64; indices may lie outside the grid."""
         log_ratio = math.log(self.upper / self.lower) / (self.num_bins - 1)
         return self.lower * np.exp((np.asarray(positions) - 0.5) * log_ratio)
 
@@ -84,7 +84,7 @@ class SizeGrid:
     def holds(self, count: tf.Tensor) -> tf.Tensor:
         """Whether each bin contains `count`, boolean [num_bins]; no bin contains 0."""
         lower = self.lower()
-        # Compare, because a rounded logarithm may fall below the integer.
+        # Compare, as a rounded logarithm of 2^i may be less than i.
         upper = np.append(lower[1:], np.iinfo(np.int64).max)
         count = tf.cast(count, tf.int64)
         return (count >= lower) & (count < upper)
@@ -110,7 +110,7 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
     total = int(counts.sum())
     if total == 0:
         return math.nan
-    # Round first: 0.7 * 10 is slightly less than 7, which would skip the value at 7.
+    # Round first: 0.7 * 10 is slightly less than 7, whose floor would be 6.
     position = round(q * (total - 1), 6)
     below = math.floor(position)
     ranks = np.cumsum(counts)
@@ -126,9 +126,9 @@ def superquantile(
 ) -> float:
     """Returns the mean of the worst clients of a histogram, all with the same weight.
 
-    The worst `share` * n of n clients count; the client at the boundary counts with the
-    remaining fraction. The result is the exact conditional value at risk of the histogram. Compared
-    with the clients' exact values, its error is at most the error of the grid.
+    The worst `share` * n of n clients count, the client at the boundary with the remaining
+    fraction. The result is the conditional value at risk of the histogram. Its error, compared with
+    the clients' exact values, is at most the error of the grid.
 
     Args:
         counts: Number of clients in each bin, int [num_bins].

@@ -23,8 +23,8 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 _BATCH_SIZE = 256
 
 # Functions (beta^k, sum of alpha over the batch) -> divisor of the batch's weighted loss. "client"
-# is line 10 of Ro et al. 2021: all steps of an epoch together are about one step on the client's
-# mean loss. "batch" is the mean over the batch (McMahan et al. 2017): each batch is a full step.
+# is line 10 of Ro et al. 2021: all steps of an epoch amount to about one step on the client's mean
+# loss. "batch" gives the mean over the batch (McMahan et al. 2017): each batch takes a full step.
 _NORMALIZERS: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "client": lambda beta, batch_weight: beta,
     "batch": lambda beta, batch_weight: batch_weight,
@@ -71,8 +71,8 @@ class LocalTraining(NamedTuple):
 
     Attributes:
         trained: w^k, the trained weights.
-        sums: `DomainSums` over the first epoch, each example measured before its batch's step; ()
-            if not requested.
+        sums: `DomainSums` of the first epoch, in which each example is measured before its batch's
+            step; () if not requested.
     """
 
     trained: list[tf.Tensor]
@@ -159,7 +159,7 @@ def local_sgd(
         def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
             last = clients.capacity - 1
             examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
-            # alpha of each example's domain; 0 past a client's last example, so that it adds no
+            # alpha of each example's domain; 0 past a client's last example, which thus has no
             # gradient.
             scale = tf.gather(alpha, examples["domain_id"])
             scale *= tf.cast(batch.is_present, tf.float32)
@@ -187,21 +187,21 @@ def local_sgd(
 
 def _minus(weight: tf.Tensor, step: Any, loss_scale: float, map_: ClientMap) -> tf.Tensor:
     if isinstance(step, tf.IndexedSlices) and not (map_.is_vectorised or map_.fixed_shapes):
-        # Change only the rows of an embedding that a batch uses; the others are not even read.
+        # Change only the embedding rows that a batch uses; other rows are not even read.
         return minus_rows(weight, step.indices, _unscaled(step.values, loss_scale))
     return weight - _unscaled(tf.convert_to_tensor(step), loss_scale)
 
 
 def _unscaled(step: tf.Tensor, loss_scale: float) -> tf.Tensor:
-    # A division by 1 would be another pass over all weights.
+    # Avoid a division by 1, which would be another pass over all weights.
     return step if loss_scale == 1.0 else step / loss_scale
 
 
 def minus_rows(weight: tf.Tensor, rows: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Subtracts `values` [b, ...] from `rows` [b] of a weight [n, ...]; rows may be repeated.
 
-    Values of a row are summed first: subtracted one by one, each would be rounded to the precision
-    of the weight, and a step of many small values could vanish.
+    Values of the same row are summed first. Subtracted one by one, each would be rounded to the
+    weight's precision, so that many small values could vanish.
     """
     distinct, positions = tf.unique(rows)
     totals = tf.math.unsorted_segment_sum(values, positions, tf.size(distinct))
@@ -212,8 +212,8 @@ class GradientPass(NamedTuple):
     """Gradient and sums of a client at w.
 
     Attributes:
-        gradient: Gradient of sum_j alpha_{i(j)} loss_j over the client's examples j of domains
-            i(j), with the structure of the trainable weights.
+        gradient: Gradient of the sum of the client's losses, each times alpha of the example's
+            domain; in the structure of the trainable weights.
         sums: Losses, counts and metric sums of each domain.
     """
 
@@ -232,7 +232,7 @@ def gradient_pass(
 ) -> GradientPass:
     """Returns each client's gradient at `weights`, with the losses and counts of the same pass.
 
-    The model is in training mode: dropout from the clients' seeds is active in gradient and losses.
+    The model is in training mode: dropout affects gradient and losses.
 
     Args:
         num_domains: Number of domains p.

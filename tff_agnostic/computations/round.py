@@ -39,8 +39,8 @@ class Message(NamedTuple):
     """The server's message to every client in a step.
 
     Attributes:
-        broadcast: Broadcast of the algorithm.
-        aggregation: Parameters that the aggregation derives from its state.
+        broadcast: The algorithm's broadcast.
+        aggregation: Parameters for clients that the aggregation derives from its state.
         seed: Seed of the round: (seed of the run, number of the round), int32 [2].
     """
 
@@ -150,8 +150,8 @@ class RoundProgress(NamedTuple):
 class Round:
     """A round of an algorithm with an aggregation: the server's functions around each sum.
 
-    A round is `start`, the first step's client work and sum, `next_step` before each further step,
-    and `finish`; see `play`.
+    A round calls `start`, then `next_step` after every sum except the last, then `finish`; see
+    `play`.
 
     Args:
         aggregation: The aggregation to use in every step.
@@ -194,9 +194,9 @@ class Round:
     ) -> tuple[RunState, Report]:
         """Takes the sum of the last step, and returns the next state and the round's report.
 
-        Finite client outputs can have a non-finite sum or server update, and a non-finite state
-        never recovers. Such a round is therefore skipped: it has the result of a round without
-        clients, and reports skipped=1.
+        Finite client outputs can still have a non-finite sum or server update, and a non-finite
+        state never recovers. Such a round is skipped: its result is that of a round without
+        clients, and it reports skipped=1.
         """
         sums, aggregations, reports = self._decoded(state, progress, summed)
         no_sums = tf.nest.map_structure(tf.zeros_like, sums)
@@ -204,8 +204,8 @@ class Round:
         sums = tf.nest.map_structure(lambda s, zero: tf.where(has_sums, s, zero), sums, no_sums)
         after = self._algorithm.finish(state.algorithm, *sums)
         check_state(state.algorithm, after)
-        # If the state was not finite before the round (a running minimum starts at infinity),
-        # non-finite values after it do not indicate divergence.
+        # Some states contain infinity from the start, such as a running minimum. After a round that
+        # began with such a state, non-finite values do not indicate divergence.
         has_state = tf.cond(
             floats_are_finite(after),
             lambda: True,
@@ -281,14 +281,14 @@ def play(
     Args:
         functions: The server's functions.
         state: The state before the round.
-        sum_step: (index of the step, message, client states, is_due) -> the sum over the cohort
-            with the client states after the step; the sum over no clients if not is_due.
+        sum_step: (index of the step, message, client states, is_due) -> the sum over the cohort,
+            with the client states after the step. If not is_due, the sum is over no clients.
 
     Returns:
         The state after the round, and its report.
     """
     message, progress = functions.start(state), RoundProgress()
-    # Client states after steps that are due (True), and after other steps (False).
+    # Client states after due steps (True) and after other steps (False).
     client_states: dict[bool, Any] = {True: (), False: ()}
     for k, step in enumerate(steps):
         is_due = step.step.is_due is None or bool(step.step.is_due(state.algorithm))

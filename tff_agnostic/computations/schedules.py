@@ -147,7 +147,7 @@ class Rate:
         return isinstance(self.schedule, Constant)
 
     def at(self, t: Any, scale: float = 1.0) -> Any:
-        """Returns the rate of a round times `scale`: a Python number if constant, else float32.
+        """Returns the rate of round t times `scale`: a Python number if constant, else float32.
 
         In rounds with a factor of 1 the result equals the first rate bit by bit.
 
@@ -161,7 +161,7 @@ class Rate:
         return tf.constant(self.first * scale, tf.float32) * factor
 
     def inverse_at(self, t: Any) -> Any:
-        """Returns 1 / rate of a round, in the type of `at`; 0 if the rate is 0."""
+        """Returns 1 / rate of round t, with the type of `at`; 0 for a rate of 0."""
         rate = self.at(t)
         return 1.0 / rate if self.is_constant else tf.math.reciprocal_no_nan(rate)
 
@@ -195,7 +195,7 @@ def _round_rate(rate: Rate) -> Callable[[Any], tf.Tensor]:
 def tabulated(function: Callable[[int], Any], rounds: int) -> Rate:
     """Returns a rate that tabulates a function of the round, such as a Keras schedule.
 
-    The result's `first` and `schedule` are the `learning_rate` and the `schedule` of clients or the
+    Pass the result's `first` and `schedule` as `learning_rate` and `schedule` of the clients or the
     server. After `rounds` the rate is constant.
 
         rate = tabulated(keras.optimizers.schedules.CosineDecay(0.5, 100), rounds=100)

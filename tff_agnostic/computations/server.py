@@ -1,9 +1,9 @@
 """The server's update: weighted average, optimizer, and the columns that all algorithms report.
 
 Optimizers are pure functions of a state, the weights and the round's average update. They compute
-the same as `tff.learning.optimizers` of TFF 0.87, and their states have the same keys, so that
-checkpoints of runs with TFF's optimizers can be resumed. They need no TFF, and also support
-Nesterov momentum.
+the same as `tff.learning.optimizers` of TFF 0.87 with the same keys in their states, so that runs
+can resume from checkpoints of TFF's optimizers. They need no TFF, and also support Nesterov
+momentum.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def average_and_apply(
     weighted_delta: list[tf.Tensor],
     beta: tf.Tensor,
 ) -> Any:
-    """Steps along the average of the clients' deltas, weighted by beta (line 9).
+    """Updates the weights by the clients' average delta, weighted by beta (line 9).
 
-    The average is the optimizer's gradient. With SGD of learning rate 1 the step gives w_t =
+    The average is the optimizer's gradient. With SGD of learning rate 1 the result is w_t =
     sum(beta^k w^k) / beta_t. In a round in which no client has a positive weight, weights and
     optimizer do not change.
 
@@ -98,7 +98,7 @@ def average_and_apply(
 
 
 def update_norm(before: ModelWeights, after: ModelWeights) -> tf.Tensor:
-    """Returns the norm of the difference of trainable weights, float32 scalar."""
+    """Returns the norm of the change in the trainable weights, float32 scalar."""
     pairs = zip(after.trainable, before.trainable)
     return tf.linalg.global_norm([n - tf.convert_to_tensor(o) for n, o in pairs])
 
@@ -182,7 +182,7 @@ def training_columns(
     )
     return (
         measure("loss", lambda sums: sums.mean_losses()),
-        # Precedes the other count: the first count of a report shows which domains have a loss.
+        # Comes before the other count: the first count in a report shows which domains have a loss.
         *([held_out] if is_held_out else []),
         count(
             "train/num_examples",
@@ -201,8 +201,8 @@ def training_columns(
 class ServerOptimizer:
     """A server optimizer.
 
-    Its state is a mapping with the hyperparameters, the number of steps if it counts them, the
-    number of rounds if its rate has a schedule, and the slots, each with a tensor per weight.
+    Its state is a mapping with these entries: hyperparameters, the number of steps if it counts
+    them, the number of rounds if its rate has a schedule, and slots with a tensor per weight.
 
     Attributes:
         update: Computes one step of one weight tensor.
@@ -222,14 +222,14 @@ class ServerOptimizer:
 
     @property
     def round_entries(self) -> tuple[str, ...]:
-        """Names of the state's entries that also change in rounds without a step."""
+        """Names of the state's entries that change even in rounds without a step."""
         return () if self.rate is None else (_RATE, _ROUND)
 
     def initialize(self, specs: Any) -> OrderedDict[str, Any]:
         """Returns the state before the first step.
 
         Args:
-            specs: Specs of the weights, a list.
+            specs: List of the weights' specs.
         """
         state: OrderedDict[str, Any] = OrderedDict(self.hyperparameters)
         if self.counts_steps:
@@ -412,7 +412,7 @@ class Yogi(_WithMoments):
         return self._build(rate, _yogi, _YOGI_START)
 
 
-# Settings, by flag, for which the next weights are the average of the clients' weights.
+# Settings, by flag, with which the next weights are the average of the clients' weights.
 AVERAGE: Mapping[str, Any] = types.MappingProxyType(
     {"server_optimizer": "sgd", "server_learning_rate": 1.0}
 )

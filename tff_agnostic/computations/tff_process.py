@@ -1,4 +1,4 @@
-"""Rounds and evaluations as `tff.federated_computation`s."""
+"""Converts rounds and evaluations to `tff.federated_computation`s."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class TffSums:
         return tff.federated_secure_sum_bitwidth(values, bit_widths)
 
     def secure_modular(self, values: tff.Value, moduli: Any) -> tff.Value:
-        """Returns the modular secure sum, an intrinsic of TFF's MapReduce backend."""
+        """Returns the modular secure sum, by an intrinsic of TFF's MapReduce backend."""
         return tff.backends.mapreduce.federated_secure_modular_sum(values, moduli)
 
     def joined(self, values: Any) -> tff.Value:
-        """Returns placed values as one placed structure."""
+        """Returns a structure of placed values as one placed value."""
         return tff.federated_zip(values)
 
     def spec(self, values: tff.Value) -> Any:
@@ -49,7 +49,7 @@ class Process(NamedTuple):
     Attributes:
         learning_process: The TFF learning process that runs rounds.
         steps: Each communication step alone, by name: (message at the server, client data) -> the
-            sum at the server. If clients keep states, client data are pairs of examples and state.
+            sum at the server. Client data are the examples, or pairs of examples and client state.
             A round has no other communication.
         round_: The round's functions.
     """
@@ -85,9 +85,9 @@ def build_learning_process(
     """Converts an algorithm and an aggregation to a TFF learning process.
 
     `next` maps (state at the server, one mapping of arrays per client) to
-    `tff.learning.templates.LearningProcessOutput(state, report)`; the state is a `RunState`. If the
-    aggregation numbers clients, each client is a `NumberedClient` instead of the mapping. Reports
-    of the aggregation are under "aggregator".
+    `tff.learning.templates.LearningProcessOutput(state, report)`. The state is a `RunState`; the
+    aggregation's reports are under "aggregator". If the aggregation numbers clients, each client is
+    a `NumberedClient` instead of a mapping.
 
     Example:
         >>> algorithm = agnostic_fed_avg(problem, AgnosticFedAvgOptions())
@@ -99,11 +99,11 @@ def build_learning_process(
 
 
 def build_process(algorithm: Algorithm, aggregation: Aggregation) -> Process:
-    """Returns the learning process together with its steps; see `build_learning_process`."""
+    """Returns the learning process and its separate steps; see `build_learning_process`."""
     round_ = Round(algorithm, aggregation)
     client_data_type = client_type(type_from_spec(algorithm.client_data_spec), aggregation)
     initialize = tff.tensorflow.computation(round_.initialize)
-    # The type of the state without the states of placed aggregations, which `_PlacedStates` adds.
+    # Type of the state without process states, which `_PlacedStates` adds.
     state_type = initialize.type_signature.result
     start = tff.tensorflow.computation(round_.start, state_type)
     placed: list[PlacedStep] = []
@@ -210,7 +210,7 @@ class _PlacedStates:
         def join(whole: Any, state_and_placed: Any) -> Any:
             state, placed_states = state_and_placed
             before = [steps[k].placed_in(whole.aggregations[k]) for k in self._having]
-            # A non-finite state never recovers.
+            # Keep the previous state instead of a non-finite one, which would never recover.
             kept = [
                 tf.nest.map_structure(
                     lambda n, o, ok=floats_are_finite(new): tf.where(ok, n, o), new, old
@@ -241,7 +241,7 @@ class _PlacedStates:
         """In a federated computation: returns the next state.
 
         Args:
-            whole: The state before the round.
+            whole: The complete state before the round.
             state: The state after the round, without the processes' states.
             placed_states: The states of all steps' processes.
         """
@@ -252,7 +252,7 @@ class _PlacedStates:
 
 
 class EvaluationParts(NamedTuple):
-    """A federated evaluation in TFF, in parts, so that sums can be added before decoding.
+    """The parts of a federated evaluation in TFF, so that sums can be added before decoding.
 
     Attributes:
         step: (message at the server, client data) -> the sum at the server.
@@ -488,7 +488,7 @@ def placed_step(
         result = worked(message, client_data)
         return step.federated_sum(result.output, TffSums()), result.state
 
-    # The security checks compile this computation: as in any step, only the sum leaves clients.
+    # The security checks compile this computation without client states, which never leave clients.
     @tff.federated_computation(at_server, at_clients)
     def sum_fn(message: Any, client_data: Any) -> Any:
         return keeping_fn(message, client_data)[0]

@@ -1,4 +1,4 @@
-"""Static checks of compiled rounds: secure sums only, and no secret in a broadcast.
+"""Static checks of compiled rounds: sums are secure, and broadcasts contain no secret.
 
 The checks verify an aggregation's guarantees on compiled steps before anything runs. They fail
 closed: a guarantee without a check raises an error, as does a failed check. They do not cover what
@@ -39,7 +39,7 @@ from tff_agnostic.computations.tff_process import (
 
 # The intrinsics of this package's secure sums. No other intrinsic is considered secure.
 SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})
-# Operations, and names of this package's functions in graphs, that return random numbers.
+# Operations, and this package's functions by their names in graphs, that draw random numbers.
 _DRAWS = frozenset({"StatelessRandomNormalV2"})
 _DRAWING = re.compile(rf"__inference_{KEYSTREAM}_\d+")
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -90,9 +90,9 @@ class SecurityReport:
 def security_report(computation: tff.Computation) -> SecurityReport:
     """Compiles a round and reports how each value of a client reaches the server.
 
-    The round is compiled to TFF's `MapReduceForm`, in which a client's work returns four parts: one
-    for plain sums and one for each kind of secure sum. The form rejects computations in which
-    clients and server communicate in any other way.
+    The round is compiled to TFF's `MapReduceForm`. In this form a client's work returns four parts:
+    one for plain sums, and one for each kind of secure sum. Other communication between clients and
+    server cannot be compiled.
 
     Args:
         computation: (value at the server, client data) -> values at the server, such as a learning
@@ -125,7 +125,7 @@ def require_only_secure_sums(computation: tff.Computation) -> SecurityReport:
 def require_no_plain_sums(computation: tff.Computation) -> None:
     """Raises a `UserError` if a plain aggregation occurs in the source of a computation.
 
-    TFF's forms do not support computations of several steps, but their source can be searched.
+    This searches the source, as TFF's forms do not support computations of several steps.
     """
     names: list[str] = []
 
@@ -142,9 +142,9 @@ def require_no_plain_sums(computation: tff.Computation) -> None:
 
 
 def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
-    # A value that is summed alone has lost its name in the compiled form. Where the source selects
-    # it from a client's result, as in `tff.federated_sum(result["loss"])`, the name is still
-    # available.
+    # A value that is summed alone loses its name in the compiled form. The source still has the
+    # name if it selects the value from a client's result, as in
+    # `tff.federated_sum(result["loss"])`.
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
@@ -177,7 +177,7 @@ def _is_placed(value_type: tff.Type, placement: Any) -> bool:
 
 
 def _selected_name(block: Any) -> Iterator[str]:
-    # TFF implements the selection from a federated structure as a map of a selecting function.
+    # TFF implements the selection of a field from a federated structure as a map.
     if not isinstance(block, tff.framework.Call) or not isinstance(
         block.argument, tff.framework.Struct
     ):
@@ -194,7 +194,7 @@ def _selected_name(block: Any) -> Iterator[str]:
 
 
 def _in_two_results(computation: tff.Computation) -> tff.Computation:
-    # The form requires computations that return an updated state and an output.
+    # The compiled form requires computations that return an updated state and an output.
     result = computation.type_signature.result
     server_type, client_type = computation.type_signature.parameter
     has_several = isinstance(result, tff.StructType)
@@ -213,7 +213,7 @@ def _in_two_results(computation: tff.Computation) -> tff.Computation:
 def _leaves(value_type: tff.Type, path: str) -> Iterator[str]:
     if isinstance(value_type, tff.StructType):
         for index, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
-            # The compiler wraps each part in unnamed tuples, which are meaningless to a reader.
+            # Omit indices of the unnamed tuples in which the compiler wraps each part.
             step = name or (str(index) if len(value_type) > 1 else "")
             yield from _leaves(element, f"{path}.{step}".strip(".") if step else path)
     else:
@@ -282,7 +282,7 @@ def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
 def _secrets(graph: tf.Graph, round_: Round, arguments: tuple[Any, ...]) -> list[tf.Tensor]:
     num_arguments = len(tf.nest.flatten(arguments))
     state, *rest = tf.nest.pack_sequence_as(arguments, graph.inputs[:num_arguments])
-    # States before the round, and states after the earlier steps of the round.
+    # Consider the states before the round, and the states after its earlier steps.
     states = [*enumerate(state.aggregations)]
     states += [*enumerate(rest[0].aggregations)] if rest else []
     return [
@@ -353,18 +353,18 @@ def _called(op: tf.Operation, attribute: str, is_marked: list[bool]) -> list[boo
     return _followed(graph, is_marked, graph.outputs)
 
 
-# SecurityProperty -> (a compiled step -> report); raises a `UserError` if it is violated.
+# The check of each property on a compiled step; raises a `UserError` for a violation.
 CHECKS: Mapping[SecurityProperty, Callable[[tff.Computation], SecurityReport]] = {
     SecurityProperty.SECURE_SUMS: require_only_secure_sums,
 }
-# Checks that a round's functions keep their secrets.
+# The checks of properties that concern a round's functions.
 ROUND_CHECKS: Mapping[SecurityProperty, Callable[[Round], None]] = {
     SecurityProperty.SECRET_NOISE: require_secrets_stay,
 }
 
 
 def check_rounds(algorithm: Algorithm, aggregation: Aggregation) -> Optional[SecurityReport]:
-    """Checks the rounds of an algorithm; compiles their TFF form only if a guarantee requires it.
+    """Checks the guarantees of rounds; compiles them for TFF only if a guarantee requires it.
 
     See `check_process`.
     """
@@ -380,11 +380,10 @@ def _check_round(aggregation: Aggregation, round_: Round) -> None:
 
 
 def check_process(aggregation: Aggregation, process: Process) -> Optional[SecurityReport]:
-    """Checks the rounds of an algorithm in TFF's form; see `check_guarantees`.
+    """Checks the guarantees of an algorithm's rounds in TFF; see `check_guarantees`.
 
-    A round of one step is compiled as a whole. TFF's form does not support several steps: each of
-    them is compiled alone, and the round's source is searched for any other communication to the
-    server.
+    A round with one step is compiled completely. TFF's form does not support several steps, so each
+    step is compiled alone, and the round's source is searched for other communication.
     """
     _check_round(aggregation, process.round_)
     if aggregation.guarantees <= ROUND_CHECKS.keys():
@@ -399,7 +398,7 @@ def check_process(aggregation: Aggregation, process: Process) -> Optional[Securi
 
 
 def check_measurement(aggregation: Aggregation, measurement: Measurement) -> None:
-    """Checks an evaluation; see `check_guarantees`."""
+    """Checks the guarantees of an evaluation; see `check_guarantees`."""
     if SecurityProperty.SECRET_NOISE in aggregation.guarantees:
         step = EvaluationFunctions(measurement, aggregation).step
         require_measurement_secrets_stay(step, measurement.measured_spec)
@@ -441,8 +440,8 @@ def check_guarantees(
 def without_graph_optimization() -> tf.compat.v1.ConfigProto:
     """Returns a configuration that keeps TFF from optimising a form's graphs.
 
-    Optimisation takes seconds for large models, and the process that runs a graph repeats it for
-    its own machine. Optimised graphs have lowered conditionals, which TFLite's converter refuses.
+    Optimisation takes seconds for large models, and each process that runs the graph repeats it.
+    TFLite's converter also rejects the lowered conditionals of optimised graphs.
     """
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True

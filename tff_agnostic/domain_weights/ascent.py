@@ -10,7 +10,7 @@ examples of a domain have the domain's loss, the maximum of sum_i pi_i L_i over 
 the (1 - theta)-superquantile: the mean loss of the worst fraction theta of the examples. theta = 1
 allows only alpha. If theta is at most every alpha_i, only the worst domain counts.
 
-The arithmetic is in pure functions on vectors of one entry per domain, usable with NumPy arrays.
+The functions are pure, take vectors with an entry per domain, and also accept NumPy arrays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tff_agnostic.domain_weights.sets import (
 
 # The smallest normal float32: processors may treat smaller ones as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
-# A remaining fraction of the total below this limit is the result of rounding.
+# Fractions of the total below this limit are rounding errors.
 _ROUNDING = 1e-12
 # Signs of the `chi2` term.
 PENALTY, PESSIMISM = -1, 1
@@ -60,12 +60,12 @@ def exponentiated_gradient(
 ) -> tf.Tensor:
     """Returns lambda * exp(gamma L), normalised (SERVER line 12), in the log domain.
 
-    A positive weight stays positive, however small; 0 stays 0. A product gamma L beyond float32's
-    range gives the limit: all weight on the domains with the largest loss.
+    A positive weight stays positive, however small, and 0 stays 0. If gamma L exceeds float32's
+    range, the result is the limit: all weight on the domains with the largest loss.
     """
     losses = tf.convert_to_tensor(losses)
     exponents = learning_rate * losses
-    # The common offset cancels in the normalisation, but rounds differently: use only if necessary.
+    # Subtract the maximum only if necessary: it cancels in the normalisation, but changes rounding.
     from_largest = learning_rate * (losses - tf.reduce_max(losses))
     in_range = tf.reduce_all(tf.math.is_finite(exponents))
     logits = tf.math.log(lambda_) + tf.where(in_range, exponents, from_largest)
@@ -79,22 +79,22 @@ def projected_gradient(lambda_: tf.Tensor, losses: tf.Tensor, learning_rate: flo
     return project_to_simplex(lambda_ + learning_rate * losses)
 
 
-# One number per domain.
+# A number for each domain.
 Shares = tuple[float, ...]
-# (lambda, training mixture), both [p] -> slope of a term of the objective, [p].
+# (lambda, training mixture), [p] each -> slope of an objective term, [p].
 Slope = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def chi2(mu: float, sign: int = PENALTY) -> Slope:
     """Returns the slope of plus or minus mu times the chi2 distance from the training mixture.
 
-    Mohri et al. add the term inside the maximum (equation 6), as a pessimistic bound, convex in
-    lambda. Distributionally robust optimisation subtracts it as a penalty, which keeps lambda near
+    Mohri et al. (equation 6) add the term inside the maximum over lambda, as pessimism of their
+    bound. Distributionally robust optimisation subtracts it, as a penalty that keeps lambda near
     the training mixture m_bar.
 
     Args:
         mu: Weight of the term.
-        sign: `PENALTY` or `PESSIMISM`.
+        sign: `PENALTY` to subtract the term, `PESSIMISM` to add it.
     """
 
     def slope(lambda_: tf.Tensor, training_mixture: tf.Tensor) -> tf.Tensor:
@@ -106,12 +106,12 @@ def chi2(mu: float, sign: int = PENALTY) -> Slope:
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """Returns the pi with maximum sum_i pi_i L_i, 0 <= pi_i <= b_i, and the given total.
 
-    pi_i is b_i for losses above a threshold and 0 below; equal losses at the threshold share the
-    rest in proportion to b. If sum_i b_i is less than the total, b is scaled up to the total.
+    For losses above a threshold pi_i is b_i, for losses below it 0. Equal losses at the threshold
+    share the rest in proportion to b. If sum_i b_i is less than the total, b is scaled up first.
 
     Args:
-        losses: L, float [p].
-        largest: b, float64 [p], at least 0.
+        losses: Losses L of the domains, float [p].
+        largest: Maximum weights b, float64 [p], at least 0.
         total: Sum of pi, float64 scalar, at least 0.
     """
     room = tf.reduce_sum(largest)
@@ -146,13 +146,13 @@ def cvar_step(
 
     Args:
         lambda_: A point of the simplex, float32 [p].
-        losses: L, float32 [p].
-        training_mixture: alpha, p positive numbers that sum to 1.
-        conformity: theta, in (0, 1].
-        rate: Fraction of the step to pi, in (0, 1].
-        is_free: Whether each weight may change, bool [p]; all may if None.
+        losses: Losses L of the domains, float32 [p].
+        training_mixture: Training mixture alpha, p positive numbers that sum to 1.
+        conformity: Level theta, in (0, 1].
+        rate: Fraction of the step from lambda to pi, in (0, 1].
+        is_free: Whether each weight may change, bool [p]; None if all may.
     """
-    # In sums over all domains, float32 would lose the weights of rare domains.
+    # Use float64: in sums over all domains float32 would lose the weights of rare domains.
     before = tf.cast(lambda_, tf.float64)
     free = tf.ones_like(before) if is_free is None else tf.cast(is_free, tf.float64)
     kept = before * (1.0 - free)
@@ -240,11 +240,11 @@ class LambdaPlayer(Options):
 
     @property
     def moves(self) -> bool:
-        """Whether lambda follows the losses."""
+        """Whether lambda changes with the losses."""
         return not isinstance(self.update, Fixed)
 
     def known_baselines(self, num_domains: int) -> Optional[tuple[float, ...]]:
-        """Returns b, p numbers; None if lambda follows the losses themselves."""
+        """Returns the baselines b, p numbers; None if lambda follows the losses themselves."""
         numbers = self.baselines
         if numbers is None:
             return None
@@ -255,7 +255,7 @@ class LambdaPlayer(Options):
         if len(numbers) != num_domains:
             expected = f"{num_domains} numbers, one per domain"
             raise self.error("baselines", expected, Verbatim(len(numbers)))
-        # Baselines of 0 count as none; otherwise they would clip losses below 0.
+        # Treat baselines of 0 as none, as they would clip losses at 0.
         return numbers if any(numbers) else None
 
 
@@ -296,7 +296,7 @@ class LambdaAscent:
         lambda_set: The set Lambda.
         training_mixture: m_bar, each domain's fraction of the training examples, p positive
             numbers.
-        initial: The coordinates of lambda_0.
+        initial: Coordinates of lambda_0.
         slope: Slope of an additional term of the objective; None without one.
     """
 
@@ -328,8 +328,8 @@ class LambdaAscent:
             coordinates: Coordinates of lambda_{t-1}, float32 [q].
             losses: L, the mean losses of the domains, float32 [p].
             counts: N_t, number of the round's examples of each domain, float32 [p].
-            measured: Number of measured examples of each domain, float32 [p], if they differ from
-                the training examples.
+            measured: Number of measured examples of each domain, float32 [p]; None if they are the
+                training examples.
             rate_factor: Factor of gamma_lambda in this round; 1 if None.
         """
         keeps_absent = self.options.absent == FREEZE
@@ -349,7 +349,7 @@ class LambdaAscent:
     def _updated(
         self, coordinates: tf.Tensor, gradient: tf.Tensor, rate: Any, is_free: Optional[tf.Tensor]
     ) -> tf.Tensor:
-        """Returns the next coordinates; entries that are not free are arbitrary."""
+        """Returns the next coordinates; entries that are not free have no meaning."""
         update = self.options.update
         if isinstance(update, Fixed):
             return coordinates
@@ -362,7 +362,7 @@ class LambdaAscent:
         point = coordinates + rate * gradient
         if is_free is None:
             return self.lambda_set.project(point)
-        # On a simplex with frozen weights, the free weights share the rest.
+        # The free weights of the simplex share the total that frozen weights leave.
         total = tf.reduce_sum(tf.where(is_free, coordinates, 0.0))
         return project_to_simplex(point, total, is_free)
 
@@ -376,7 +376,7 @@ class LambdaAscent:
     ) -> tf.Tensor:
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_unknown and not keeps_weights:
-            # In other sets no single weight can be frozen, so an unknown loss counts as the mean.
+            # Other sets allow no single frozen weight, so an unknown loss counts as the mean loss.
             weights = self.mixture(coordinates) * tf.cast(has_loss, tf.float32)
             mean = tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
             losses = tf.where(has_loss, losses, mean)
@@ -384,15 +384,15 @@ class LambdaAscent:
             training_mixture = tf.constant(self.training_mixture, tf.float32)
             losses += self.slope(self.mixture(coordinates), training_mixture)
         if keeps_weights:
-            # Updates depend on differences of losses, and absent domains have 0. Shift negative
-            # losses up: otherwise present domains could lose all weight.
+            # Updates depend on differences of losses, and absent domains count as 0. Shift negative
+            # losses up, or present domains could lose all weight.
             losses = tf.where(has_loss, losses, 0.0)
             losses = tf.where(has_loss, losses - tf.minimum(tf.reduce_min(losses), 0.0), 0.0)
         gradient = self.lambda_set.gradient(losses)
         updated = self._updated(coordinates, gradient, rate, has_loss if keeps_weights else None)
         is_positive = updated > 0
         if keeps_weights:
-            # The free weights share the rest in the proportions of their updated values.
+            # Free weights share their previous total in the proportions of their updated values.
             present = tf.cast(has_loss, coordinates.dtype)
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)

@@ -3,9 +3,9 @@
 The generalisation bound of Mohri et al. 2019 (section 3) uses this distance: its skewness, the
 maximum of chi2(lambda || m_bar) + 1 over the set, is at most rho + 1.
 
-A projection solves a problem in which the ball's constraint is a term with a multiplier mu. At the
-right mu the solution x(mu) is on the ball's surface; chi2 falls as mu grows, so bisection finds mu.
-All computations are in float64, as they divide by the weights of small domains.
+In a projection, the ball's constraint becomes a term with a multiplier mu. At the right mu the
+solution x(mu) is on the ball's surface. As mu grows, chi2 falls, so bisection finds mu. All
+computations are in float64, as they divide by the weights of small domains.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BallSet(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Ball(LambdaSet):
-    """A ball around a mixture, within the simplex.
+    """The mixtures within a chi2 distance of a given mixture.
 
     Attributes:
         center: m_bar, each domain's fraction of the training examples; positive, with sum 1.
@@ -82,8 +82,8 @@ class Ball(LambdaSet):
         + (L_i - nu) / (2 mu), 0).
         """
         center = np.array(self.center, np.float64)
-        # The mixture does not change if all losses gain a constant or a positive factor. With a
-        # largest loss of 0, the worst domain has the factor 1 for any mu.
+        # Shift and scale the losses, which does not change the mixture. With a largest loss of 0,
+        # the worst domain has the factor 1 for any mu.
         below_worst = np.asarray(losses, np.float64) - np.max(losses)
         span = -np.min(below_worst)
         if span == 0:
@@ -91,7 +91,7 @@ class Ball(LambdaSet):
         below_worst /= span
 
         def at(log_multiplier: float) -> np.ndarray:
-            # max sum_i lambda_i L_i - mu chi2: a projection of the centre, moved along L.
+            # This maximises sum_i lambda_i L_i - mu chi2: it projects the centre, moved along L.
             mu = 2.0**log_multiplier
             return _weighted_simplex(center * (1.0 + below_worst / (2.0 * mu)), center)
 
@@ -152,7 +152,8 @@ def _chi2_numpy(lambda_: np.ndarray, center: np.ndarray) -> float:
 def _euclidean(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
     """Returns argmin over the simplex of ||x - v||^2 + mu chi2(x || m).
 
-    x_i = w_i max(v_i + mu - nu, 0) with w_i = 1 / (1 + mu / m_i); nu as in `project_to_simplex`.
+    The solution is x_i = w_i max(v_i + mu - nu, 0) with w_i = 1 / (1 + mu / m_i) and nu as in
+    `project_to_simplex`.
     """
     # Divide by 1 + mu, so that no term grows with mu.
     weights = (1.0 + mu) / (1.0 + mu / center)
@@ -178,10 +179,10 @@ def _weighted_simplex(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
     """Returns argmin over the simplex of sum_i x_i log(x_i / y_i) + mu / 2 chi2(x || m).
 
-    The solution has log x_i + mu x_i / m_i = log y_i - nu. The sum of x falls with nu, and is
-    convex in nu.
+    The solution satisfies log x_i + mu x_i / m_i = log y_i - nu. The sum of x is a decreasing,
+    convex function of nu.
     """
-    # Weights of 0 stay 0.
+    # Weights of 0 must stay 0.
     is_positive = point > 0
     log_y = tf.math.log(tf.where(is_positive, point, 1.0))
     k = mu / center
@@ -196,7 +197,7 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
         total, slope = x_and_slope(nu)
         return step + 1, nu + (total - 1.0) / slope
 
-    # At this nu one x_i is 1, and the sum is at least 1: Newton's steps do not overshoot from here.
+    # At this nu one x_i is 1, so the sum is at least 1: from here Newton's steps do not overshoot.
     lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
     _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
     x = tf.where(is_positive, _solve_x_plus_log_x(log_y - nu, k), 0.0)
@@ -206,11 +207,11 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
 def _solve_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     """Returns the solution x of log x + k x = a: exp(a) for k = 0, W(k exp(a)) / k otherwise.
 
-    With u = log x this is u + k exp(u) = a, whose left side is convex and increasing: from the
-    right of the root Newton's steps do not overshoot.
+    With u = log x the equation is u + k exp(u) = a, whose left side is convex and increasing:
+    Newton's steps from the right of the root do not overshoot.
     """
     beyond = a + tf.math.log(tf.maximum(k, np.finfo(np.float64).tiny))
-    # u <= a always; if k exp(a) is large, also k exp(u) <= a + log k.
+    # Start right of the root: u <= a always, and k exp(u) <= a + log k if k exp(a) is large.
     u = tf.where(beyond > 1.0, a - beyond + tf.math.log(tf.maximum(beyond, 1.0)), a)
     for _ in range(_LAMBERT_STEPS):
         growth = k * tf.exp(u)

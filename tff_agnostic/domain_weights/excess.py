@@ -1,13 +1,13 @@
 """Excess losses: lambda follows L_k - b_k, the loss of domain k beyond its own baseline b_k.
 
 If domains differ in difficulty, the largest loss does not show where a model is worst: a domain
-with random labels has the largest loss with any model. If b_k is near the minimum loss that such
-models can have on domain k, the excess is the domain's regret, and the worst mixture maximises the
-regret: "minimax regret" of Agarwal and Zhang 2022, "Minimax Regret Optimization for Robust Machine
-Learning under Distribution Shift", and of Xie et al. 2023, "DoReMi", section 2, which clips the
-excess at 0. AgnosticFedAvg has b = 0.
+with random labels has the largest loss with any model. If b_k is near the minimum loss of such
+models on domain k, the excess is the domain's regret, and the worst mixture maximises the regret.
+Sources: "minimax regret" of Agarwal and Zhang 2022, "Minimax Regret Optimization for Robust Machine
+Learning under Distribution Shift"; Xie et al. 2023, "DoReMi", section 2, which clips the excess at
+0. AgnosticFedAvg has b = 0.
 
-The arithmetic is in a pure function on vectors of one entry per domain, usable with NumPy arrays.
+The function is pure, takes vectors with an entry per domain, and also accepts NumPy arrays.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ OWN, TRIVIAL = "own", "trivial"
 def excess_losses(
     losses: tf.Tensor, baselines: Optional[Sequence[float]], is_measured: tf.Tensor
 ) -> tf.Tensor:
-    """Returns max(L_k - b_k, 0), and 0 for a domain that was not measured.
+    """Returns max(L_k - b_k, 0); 0 for a domain that was not measured.
 
-    A loss below the baseline counts as 0: estimates from few examples are often too low, and a
-    negative excess would take lambda from a domain because of noise.
+    A loss below its baseline gives 0: estimates from few examples are often too low, and noise
+    should not take lambda away from a domain.
 
     Args:
         losses: L, the mean losses of the domains in a round, float32 [p].
-        baselines: b, p numbers; None returns the losses unchanged.
+        baselines: Baselines b, p numbers; None to return the losses unchanged.
         is_measured: Whether each domain has a loss in the round, bool [p].
     """
     if baselines is None:

@@ -1,14 +1,14 @@
-"""The set Lambda: simplex, box and hull, with coordinates, projections and worst mixture.
+"""Sets Lambda of mixtures: simplex, box and hull, with projections and their worst mixtures.
 
 Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning": the agnostic loss is the maximum over
 lambda in Lambda of sum_i lambda_i L_i. It is linear in lambda, so Lambda and its convex hull have
 the same maximum; every set here is convex and within the simplex of the p domains.
 
 A box contains the mixtures within bounds per domain, lower <= lambda <= upper. The Euclidean
-projection is clip(v + nu, lower, upper), the entropic projection clip(c y, lower, upper), with nu
-or c such that the sum is 1. The sum is piecewise linear in this parameter, with bends where a
-coordinate reaches a bound. The values at all bends determine the piece on which the sum is 1, which
-is then solved exactly.
+projection of v is clip(v + nu, lower, upper), the entropic projection of y is clip(c y, lower,
+upper); nu or c makes the sum 1. The sum is piecewise linear in this parameter, with bends where a
+coordinate reaches a bound. Evaluating the sum at all bends finds the piece on which it is 1; on
+this piece the equation is solved exactly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LambdaSet(Protocol):
         """Returns the gradient of sum_i lambda_i L_i with respect to the coordinates, float32 [q].
 
         Args:
-            losses: L, float32 [p].
+            losses: Losses L of the domains, float32 [p].
         """
         return losses
 
@@ -67,7 +67,7 @@ class LambdaSet(Protocol):
         """Returns the coordinates of the first lambda, float64 [q].
 
         Args:
-            initial: lambda_0 of the options, float64 [p].
+            initial: The option lambda_0, float64 [p].
         """
         return initial
 
@@ -75,7 +75,7 @@ class LambdaSet(Protocol):
         """Returns the lambda in the set with the largest sum_i lambda_i L_i, float64 [p].
 
         Args:
-            losses: L, finite, float64 [p].
+            losses: Finite losses L of the domains, float64 [p].
         """
 
     def to_json(self, domain_names: tuple[str, ...]) -> dict[str, Any]:
@@ -110,7 +110,8 @@ def project_to_simplex(
     """
     if is_free is not None:
         vector = tf.where(is_free, vector, -np.inf)
-    # A common shift has no effect, but keeps differences: float32 cannot represent 2^24 + 1.
+    # Shift the maximum to 0, which has no effect but saves digits: float32 cannot represent 2^24 +
+    # 1.
     vector = vector - tf.reduce_max(vector)
     descending = tf.sort(vector, direction="DESCENDING")
     ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
@@ -123,8 +124,7 @@ def project_to_simplex(
 class Hull(LambdaSet):
     """The convex hull of named mixtures.
 
-    Its coordinates are the weights of the mixtures, a point of their simplex: mixtures have the
-    role that domains have in the simplex.
+    Its coordinates are the weights of the mixtures, a point of a simplex.
 
     Attributes:
         names: Names of the q mixtures.
@@ -203,7 +203,7 @@ class Box(LambdaSet):
         return initial
 
     def worst(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the lower bounds, where the largest losses get the remaining weight first."""
+        """Returns the lower bounds plus the remaining weight, given to the largest losses first."""
         lambda_ = np.array(self.lower, np.float64)
         rest = 1.0 - lambda_.sum()
         for i in np.argsort(-losses, kind="stable"):
@@ -227,9 +227,9 @@ class Box(LambdaSet):
 def _without_gaps(point: tf.Tensor) -> tf.Tensor:
     """Returns a point with the same projection, but without large gaps between coordinates.
 
-    A coordinate that exceeds another by more than 1 reaches its upper bound before the other leaves
-    its lower bound, however large the gap is; and a constant added to all coordinates has no
-    effect.
+    If a coordinate exceeds another by more than 1, it reaches its upper bound before the other
+    leaves its lower bound, so the size of the gap does not matter. Nor does a constant that is
+    added to all coordinates.
     """
     order = tf.argsort(point, direction="DESCENDING")
     descending = tf.gather(point, order)
@@ -245,7 +245,7 @@ def _solve(
     bends = tf.sort(bends)
     clipped = tf.clip_by_value(offset + slope * bends[:, tf.newaxis], lower, upper)
     sums = tf.reduce_sum(clipped, axis=1)
-    # The piece starts at the last bend with a sum of at most 1.
+    # The solution's piece starts at the last bend with a sum of at most 1.
     k = tf.maximum(tf.reduce_sum(tf.cast(sums <= 1.0, tf.int32)) - 1, 0)
     next_bend = bends[tf.minimum(k + 1, tf.size(bends) - 1)]
     within = offset + slope * (bends[k] + next_bend) / 2
@@ -258,7 +258,7 @@ def _solve(
 def read_mixtures(
     path: Path, domain_names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
-    """Reads a JSON object of mixtures by name, each an object of weights by domain.
+    """Reads a JSON object that maps names of mixtures to objects of weights by domain.
 
     A domain that a mixture omits has the weight 0.
 
@@ -267,7 +267,7 @@ def read_mixtures(
         domain_names: Names of the p domains.
 
     Returns:
-        The mixtures' names, and their weights of all domains in the order of `domain_names`.
+        The mixtures' names, and each mixture's weights in the order of `domain_names`.
     """
     content = read_json(path)
     if not content:

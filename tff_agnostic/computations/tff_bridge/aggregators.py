@@ -34,7 +34,7 @@ class _Summand(NamedTuple):
 
     Attributes:
         updates: Values and client weight of each update in the output.
-        others: All other values, for the secure sum.
+        others: Encoded other values, for the secure sum.
     """
 
     updates: tuple[Any, ...]
@@ -49,10 +49,10 @@ class _FactoryState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Update:
-    """Positions of an update in a client's output: values to average, and their weight.
+    """Positions of an update's values, and of their weight, in a client's flattened output.
 
     Attributes:
-        values: Indices of the update's values among the leaves that `tf.nest.flatten` returns.
+        values: Indices of the update's values in the order of `tf.nest.flatten`.
         weight: Index of the client's weight.
     """
 
@@ -121,7 +121,7 @@ class FactorySum(PlacedAggregation):
         return weight.public_sum / (self.expected_clients * weight.contributing)
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
-        """Returns itself for each communication step; one step must have an update."""
+        """Returns itself for each communication step; raises a `UserError` without any update."""
         if not any(map(_updates_in, bounds)):
             raise UserError(
                 "an aggregator of TFF's averages updates of a model: expected an algorithm whose "
@@ -137,12 +137,12 @@ class FactorySum(PlacedAggregation):
         )
 
     def initialize(self, bounds: Any) -> Any:
-        """Returns the state without the processes' states, which TFF adds."""
+        """Returns the state without process states, which TFF adds."""
         del bounds
         return _FactoryState(())
 
     def rounding(self, bound: Bound) -> float:
-        """Returns the rounding of secure sums."""
+        """Returns the maximum rounding error of secure sums."""
         return self.others.rounding(bound)
 
     def client_params(self, state: Any) -> Any:
@@ -214,7 +214,7 @@ class FactorySum(PlacedAggregation):
         return process
 
     def with_placed(self, state: _FactoryState, placed: Any) -> _FactoryState:
-        """Returns the state with the given states of the processes."""
+        """Returns the state with `placed` as the states of the processes."""
         return state._replace(updates=placed)
 
     def placed_in(self, state: _FactoryState) -> Any:
@@ -222,7 +222,7 @@ class FactorySum(PlacedAggregation):
         return state.updates
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Returns the state, the sums (each mean times the sum of the weights) and a report."""
+        """Returns the unchanged state, the sums (each mean times its total weight) and a report."""
         updates = _updates_in(bounds)
         if not updates:
             return self.others.decode(state, summed, bounds)
@@ -240,12 +240,12 @@ class FactorySum(PlacedAggregation):
             if not self.is_weighted:
                 factor = num_clients * self.assumed_weight(leaf_bounds[update.weight])
             for i, value in zip(update.values, tf.nest.flatten(mean)):
-                # With a total weight of 0 a weighted mean is 0/0.
+                # With a total weight of 0, a weighted mean is 0/0.
                 leaves[i] = tf.where(weight > 0, value * factor, tf.zeros_like(value))
         return state, tf.nest.pack_sequence_as(bounds, leaves), report
 
     def quantities(self, bounds: Any, prefix: str = "") -> ReportFields:
-        """Describes the report of the secure sums."""
+        """Returns descriptions of the values that the secure sums report."""
         _, rest_bounds = _without(_updates_in(bounds), bounds, bounds)
         return self.others.quantities(rest_bounds, prefix)
 
@@ -318,7 +318,7 @@ def named_sum(
 def _with_noise(aggregator: DpAggregator, expected_clients: float) -> Any:
     z = aggregator.noise_multiplier
     # TFF spends a part of the budget on counting clipped clients, with noise sigma = c / 20. The
-    # updates get noise 1 / sqrt(z^-2 - (2 sigma)^-2), which z = 2 sigma makes infinite, but TFF
+    # updates get noise 1 / sqrt(z^-2 - (2 sigma)^-2), which is infinite for z = 2 sigma. TFF itself
     # rejects only z > 2 sigma.
     if 10 * z >= expected_clients:
         expected = f"less than a tenth of the clients per round, {expected_clients / 10:g}"
@@ -327,7 +327,7 @@ def _with_noise(aggregator: DpAggregator, expected_clients: float) -> Any:
 
 
 def _updates_in(bounds: Any) -> tuple[_Update, ...]:
-    """Returns the updates of an output, recognised by its bounds."""
+    """Returns the updates of an output, identified by their bounds."""
     leaves = tf.nest.flatten(bounds)
     ratios = OrderedDict.fromkeys(b.ratio for b in leaves if b.signed and not b.entrywise)
     updates = []
@@ -340,7 +340,7 @@ def _updates_in(bounds: Any) -> tuple[_Update, ...]:
 
 
 def _without(updates: Sequence[_Update], values: Any, bounds: Any) -> tuple[Any, Any]:
-    """Replaces updates by () in values and their bounds."""
+    """Replaces the updates by () in values and in bounds."""
     position = iter(range(len(tf.nest.flatten(bounds))))
     in_updates = {i for update in updates for i in update.values}
     is_update = tf.nest.map_structure(lambda _: next(position) in in_updates, bounds)

@@ -38,7 +38,8 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
-# Sizes of synthetic batches whose loss is compared with the mean over examples, and tolerances.
+# Sizes of synthetic batches on which the loss must equal the mean of the examples' losses, and
+# tolerances of this check.
 _CHECKED_SIZES = (1, 3, 5)
 _RTOL, _ATOL = 1e-4, 1e-5
 _SEED = (0, 0)
@@ -68,7 +69,7 @@ def model_from_tff(model: Any, metrics: Sequence[Metric], seed: int) -> Model:
 
 
 def _checked(convert: Callable[[], tuple[Model, _BatchLoss]]) -> Model:
-    """Converts a model, and checks the guarantees of `Model`."""
+    """Converts a model, and checks that it has the properties of a `Model`."""
     try:
         model, batch_loss = convert()
         _refuse_impure(model, batch_loss)
@@ -119,10 +120,10 @@ class _FunctionalPredict:
 
 @dataclasses.dataclass(frozen=True)
 class _FunctionalLoss:
-    """The loss of each example, computed as the loss of a batch of one example.
+    """Computes the loss of each example as the loss of a batch of one example.
 
-    TFF's loss is one number per batch, mostly the mean, in which examples cannot have weights of
-    their domains. The loss is therefore vectorised over batches of one example.
+    TFF's loss is one number per batch, mostly the mean, so domains could not have different
+    weights. The loss is therefore vectorised over batches of one example.
     """
 
     model: Any
@@ -165,9 +166,9 @@ def _packed(model: Any, weights: ModelWeights) -> Any:
 
 @contextlib.contextmanager
 def _as_in_graphs() -> Iterator[None]:
-    """Traces as if the outermost context were a graph, as in TFF's computations.
+    """Makes the outermost context a graph, as in TFF's computations.
 
-    Functional models of Keras layers refuse tracing in contexts that could create variables.
+    In contexts that could create variables, functional models of Keras layers cannot be traced.
     """
     graph = tf.compat.v1.get_default_graph()
     with _keras_classes_kept(), tf.Graph().as_default(), graph.as_default():
@@ -178,7 +179,7 @@ def _as_in_graphs() -> Iterator[None]:
 def _keras_classes_kept() -> Iterator[None]:
     """Restores base classes that Keras replaces while it builds layers in graphs.
 
-    Without this, previously built models could no longer be called.
+    Otherwise, previously built models could no longer be called.
     """
     before = {cls: cls.__bases__ for cls in _subclasses(tf.keras.layers.Layer)}
     try:
@@ -262,10 +263,10 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _VariableModel(Model):
-    """A model of variables, rebuilt with tensors instead of variables for each trace.
+    """A model with variables; for each trace it is built again, with tensors as variables.
 
     Attributes:
-        build: The user's function.
+        build: The user's function that builds the model.
         variables: Roles of the variables, in the order of their creation.
     """
 
@@ -276,7 +277,7 @@ class _VariableModel(Model):
     def example_losses(
         self, weights: ModelWeights, examples: Examples, training: bool, seed: tf.Tensor
     ) -> tuple[tf.Tensor, Any]:
-        """Returns the loss of each example and the predictions; each example is a batch."""
+        """Returns each example's loss and prediction, computed as a batch of one example."""
         del seed
 
         def one_example(example: Any) -> Any:
@@ -305,7 +306,7 @@ class _Variable:
     value: Any = None
 
     def __hash__(self) -> int:
-        """Hashes the role, without the value."""
+        """Returns the hash of the role, without the value."""
         return hash((self.group, self.position))
 
 
@@ -474,7 +475,7 @@ def _example_spec(input_spec: Any) -> OrderedDict[str, Any]:
 
 
 def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
-    """Raises a `UserError` for a model with hidden state, own random numbers or mixed examples."""
+    """Raises a `UserError` if a model has hidden state, draws random numbers or mixes examples."""
     training, evaluating = (_traced_batch(model, batch_loss, mode) for mode in (True, False))
     refuse_captured_state(training)
     definition = training.graph.as_graph_def()
@@ -509,7 +510,7 @@ def _refuse_impure(model: Model, batch_loss: _BatchLoss) -> None:
 def _traced_batch(model: Model, batch_loss: _BatchLoss, training: bool) -> Any:
     """Returns a traced function; see `trace_outputs`.
 
-    Its outputs are the loss of the batch, the losses of the examples, and the predictions.
+    The function returns the batch's loss, the examples' losses, and the predictions.
     """
 
     def outputs(weights: ModelWeights, examples: Examples, seed: tf.Tensor) -> Any:
@@ -555,7 +556,7 @@ def model_to_tff(model: Model) -> Any:
 
     @tf.function(autograph=False)
     def predict_on_batch(weights: Any, x: Any, training: bool = True) -> Any:
-        # TFF passes no seed, and two batches must not have the same dropout.
+        # TFF passes no seed, so draw one: two batches must not have the same dropout.
         seed = tf.zeros([2], tf.int32)
         if draws and training:
             seed = tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32)

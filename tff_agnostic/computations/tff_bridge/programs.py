@@ -22,7 +22,7 @@ from tff_agnostic.data.store_writer import StoreWriter
 from tff_agnostic.data.tff_store import to_tff
 from tff_agnostic.models.model import Examples, ModelWeights, as_model
 
-# Number of examples per read from TensorFlow.
+# Number of examples to read from TensorFlow at once.
 _ROWS_AT_ONCE = 4096
 
 
@@ -121,7 +121,7 @@ def simulation_datasets() -> Any:
 
 
 class StoreClientData(tff.simulation.datasets.ClientData):
-    """A split of a store as clients of TFF; see `data.tff_clients.to_tff`.
+    """The clients of a store's split, for TFF; see `data.tff_clients.to_tff`.
 
     TFF's reader inserts the id of a client into an SQL statement: an id with a quote breaks the
     statement or selects other clients. TensorFlow's SQL dataset has no parameters, so ids are
@@ -131,7 +131,7 @@ class StoreClientData(tff.simulation.datasets.ClientData):
     def __init__(self, store: Store, split: str) -> None:
         path = store.path
         if isinstance(store, ArrowStore):
-            # TensorFlow reads examples of one client inside a graph from SQLite only.
+            # Inside graphs TensorFlow can read one client's examples only from SQLite.
             self._folder = tempfile.TemporaryDirectory()
             path = Path(self._folder.name) / "clients.sqlite"
             to_tff(store, path)
@@ -155,7 +155,7 @@ class StoreClientData(tff.simulation.datasets.ClientData):
 
     @property
     def serializable_dataset_fn(self) -> Callable[[Any], tf.data.Dataset]:
-        """Returns a function from a client id, which may be a tensor, to the client's examples."""
+        """A function from a client id, which may be a tensor, to the client's examples."""
         return self._dataset
 
     def _dataset(self, client_id: Any) -> tf.data.Dataset:
@@ -210,7 +210,7 @@ class ClientSource(tff.program.FederatedDataSource):
         return hashlib.sha256(repr(parts).encode()).digest()
 
     def cohort(self, number: int, size: int) -> list[Examples]:
-        """Returns the clients of a cohort: a function of the seed and the cohort's index."""
+        """Returns the clients of a cohort, a function of the seed and the cohort's index."""
         ids = self._clients.client_ids
         if size > len(ids):
             raise UserError(f"clients of a round: expected at most {len(ids)}, found {size}")
@@ -262,7 +262,7 @@ class _ClientIterator(tff.program.FederatedDataSourceIterator):
 
 
 class _EvaluationState(NamedTuple):
-    """State of an evaluation in TFF's programs: the model, and the sums so far, [p] each."""
+    """State of an evaluation in TFF's programs: the model, and the sums so far by domain, [p]."""
 
     weights: ModelWeights
     losses: Any
@@ -270,11 +270,11 @@ class _EvaluationState(NamedTuple):
 
 
 def evaluation_process(model: Any, num_domains: int) -> Any:
-    """Returns federated evaluation as a TFF learning process.
+    """Returns a federated evaluation as a TFF learning process.
 
-    `tff.learning.programs.EvaluationManager` runs it. Each round evaluates a cohort, and changes no
-    weights. Reports have the losses and counts of each domain, and of the worst domain, for the
-    round and for all rounds so far.
+    `tff.learning.programs.EvaluationManager` can run it. Each round evaluates a cohort and leaves
+    the weights unchanged. It reports losses and counts of each domain, and the worst domain's loss,
+    for the round and for all rounds so far.
 
     Args:
         model: A `Model`, or a model of TFF.
