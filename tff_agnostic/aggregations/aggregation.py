@@ -52,8 +52,8 @@ class ClientLimits(Options):
         examples: Bound of a client's number of examples; a client with more uses the first ones.
         loss: Bound of an example's loss; sums of losses also have the lower bound 0.
         update: Bound of a coordinate of a client's model delta.
-        weight: Bound of a client's weight; if not given, the algorithm's: 10 if weights are
-            fractions of a round, the bound of examples if they count examples.
+        weight: Bound of a client's weight. If not given, it is 10 if weights are fractions of a
+            round, and the bound of examples if weights count examples.
     """
 
     examples: Annotated[int, Within(least=1)] = 1000
@@ -71,7 +71,7 @@ class LimitedOptions(Options):
     """Options of aggregations with limits per client.
 
     Attributes:
-        limit: The limits.
+        limit: Limits of each client.
     """
 
     limit: ClientLimits = ClientLimits()

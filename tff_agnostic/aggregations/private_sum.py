@@ -76,16 +76,17 @@ class PrivacyOptions(LimitedOptions):
     """Options of differential privacy; the unit is a client with all its examples.
 
     Attributes:
-        noise_multiplier: z: standard deviation of a round's noise as a multiple of the maximum
-            influence of one client; or give --target_epsilon. With 0 nothing is private.
-        target_epsilon: The epsilon to compute the noise for.
-        delta: The delta of (epsilon, delta); one over ten times the training clients if not given.
+        noise_multiplier: Noise multiplier z: standard deviation of a round's noise, as a multiple
+            of one client's maximum influence; or give --target_epsilon. With 0 nothing is private.
+        target_epsilon: Epsilon for which the noise is computed.
+        delta: The delta of (epsilon, delta); if not given, 1 / (10 times the number of training
+            clients).
         clip_norm: Bound of the l2 norm of a client's model delta; the initial bound, if adaptive.
         clipping: Whether the clip norm is constant (fixed), or follows a quantile of the deltas'
             norms at some rate (adaptive).
-        update_share: Share of a round's budget for updates.
-        noise_seed: For experiments: seed of the noise, which is then not secret; every report warns
-            about it.
+        update_share: Share of a round's privacy budget for model updates.
+        noise_seed: Seed of the noise, only for experiments: the noise is then not secret, and every
+            report warns about it.
     """
 
     noise_multiplier: Optional[Annotated[float, Within(least=MIN_NOISE, or_zero=True)]] = None
@@ -115,9 +116,9 @@ class NoiseEvaluation(Options):
     """Private evaluations with given noise, for runs with an open number of evaluations.
 
     Attributes:
-        multiplier: z of each evaluation of a model.
+        multiplier: Noise multiplier of each evaluation of a model.
         clients_share: Share of the budget for means and percentiles over clients; with 0 these are
-            omitted. Sums over domains have the rest.
+            omitted. Sums over domains get the rest.
         statistics: Whether to count predictions by class. The counts share the budget of the sums
             over domains, which get more noise.
     """
@@ -147,14 +148,14 @@ class ServerNoiseOptions(PrivacyOptions):
     """Options of noise that a trusted server adds.
 
     Attributes:
-        joint_clipping: Clip all values of a client as one vector, in which groups are scaled by
-            their bounds and shares, instead of each group alone: with the same noise and epsilon,
-            clients that do not reach all of their bounds lose less.
-        private_evaluation: Also clip and noise the sums of evaluations, with a separate budget,
-            which gives test clients a guarantee: either for a noise multiplier of each evaluation
-            of a model (noise), or for an epsilon of all evaluations (budget). clients_share of the
-            budget is for means and percentiles over clients; with statistics=true predictions are
-            counted by class.
+        joint_clipping: Clip all values of a client as one vector, scaled by the groups' bounds and
+            shares, instead of each group alone. With the same noise and epsilon, clients that stay
+            below some bounds lose less.
+        private_evaluation: Also clip the sums of evaluations and add noise, with a separate budget,
+            which gives test clients a guarantee: for a noise multiplier of each evaluation of a
+            model (noise), or for an epsilon of all evaluations together (budget). clients_share of
+            the budget is for means and percentiles over clients; with statistics=true predictions
+            are counted by class.
     """
 
     joint_clipping: bool = False
@@ -167,12 +168,12 @@ class DistributedOptions(PrivacyOptions):
 
     Attributes:
         participation: Whether it stays secret which clients of Poisson cohorts participate, and how
-            many (secret): clients excluded by the coin send zeros and their share of the noise. In
-            each round all clients answer, or as many as answering gives, by public turns: with
-            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
-            as large. A round with fewer than min_clients clients with noise counts as a round
-            without clients; by default all answering clients, and c - 2 sqrt(c) for public Poisson
-            cohorts.
+            many (secret); otherwise epsilon is several times as large (public). If secret, clients
+            that a coin flip excludes send zeros plus their share of the noise. In each round all
+            clients answer, or the number of clients that answering gives, chosen in a public order:
+            with fewer, less is sent, but epsilon is larger. If fewer than min_clients clients with
+            noise answer, the round counts as a round without clients. By default min_clients is the
+            number of answering clients, and c - 2 sqrt(c) for public Poisson cohorts.
         noise_generator: Generator of simulated clients' noise: philox (TensorFlow's, faster) or
             secure (ChaCha20, cryptographic).
     """

@@ -39,8 +39,8 @@ class DpAggregator(Options):
 
     Attributes:
         noise_multiplier: Standard deviation of the noise in the sum of the updates, as a multiple
-            of the norm that each update is clipped to; less than a tenth of the clients per round.
-            It implies no epsilon of a round: losses and counts have no noise.
+            of the norm to which each update is clipped; less than a tenth of the clients per round.
+            It gives no epsilon for a round, as losses and counts have no noise.
     """
 
     noise_multiplier: Annotated[float, Within(above=0)]

@@ -35,7 +35,7 @@ class SecureSumOptions(LimitedOptions):
     Attributes:
         secure_bits: Bits of one quantised value.
         secure_min_clients: Minimum number of clients of a round or an evaluation; sums over fewer
-            are refused.
+            clients are rejected.
     """
 
     secure_bits: Annotated[int, Within(least=2, most=_MAX_BITS)] = 32

@@ -79,24 +79,24 @@ class BoostOptions(EnsembleOptions):
     """Options of FedBoost, and of algorithms based on it, such as AFLBoost.
 
     Attributes:
-        predictor_sampling: Predictors sent per round: all (none), sampled with equal probabilities
-            (uniform), or by weight (weighted).
-        budget: C, number of predictors sent per round; half of them if not given. Only with
-            predictor_sampling uniform or weighted.
-        uniform_share: Fraction of uniform sampling in the probabilities of weighted sampling, in
-            [0, 1): a floor, which the paper lacks. Only with predictor_sampling weighted.
+        predictor_sampling: Predictors sent per round: all (none), a sample with equal probabilities
+            (uniform), or a sample by weight (weighted).
+        budget: Number C of predictors sent per round; half of the predictors if not given. Only
+            with predictor_sampling uniform or weighted.
+        uniform_share: Fraction of uniform sampling, in [0, 1), in weighted sampling, so that every
+            predictor can be sampled; the paper has none. Only with predictor_sampling weighted.
         predictor_draw: Method of drawing predictors with their probabilities: at most C in total
-            (systematic), or one independent coin each, as in the paper, with mean C (independent).
-            Only with predictor_sampling uniform or weighted.
-        gradient_estimator: Estimate of the gradient from the sampled predictors: as in the paper's
-            figures (masked), divided by the probabilities (divided), without its bias (unbiased,
-            squared loss), or of 1 + gradient (centred, log loss); if not given, centred for the log
-            loss and unbiased for the squared loss.
+            (systematic), or an independent coin flip per predictor, with mean C, as in the paper
+            (independent). Only with predictor_sampling uniform or weighted.
+        gradient_estimator: Estimate of the gradient from the sampled predictors: the paper's
+            figures (masked), divided by the probabilities (divided), divided and corrected for its
+            bias (unbiased; squared loss), or an estimate of 1 + gradient (centred; log loss). If
+            not given, centred for the log loss and unbiased for the squared loss.
         mirror_map: Mirror map of alpha: exponentiated gradients (entropy), or projected gradients
             with F = |x|^2 / 2 (euclidean) or F = |x|^2, as in the paper (squared).
-        alpha_learning_rate: eta, step size of the predictors' weights alpha.
-        repetitions: R, steps of alpha per round; each step sends its own predictors to the same
-            clients.
+        alpha_learning_rate: Step size eta of the predictors' weights alpha.
+        repetitions: Number R of steps of alpha per round; each step sends its own sample of
+            predictors to the same clients.
     """
 
     predictor_sampling: Annotated[str, OneOf(PREDICTOR_SAMPLINGS)] = "weighted"

@@ -363,8 +363,9 @@ class HoldoutOptions(Options):
     """Options of algorithms that may measure losses on held-out examples.
 
     Attributes:
-        measured_share: Fraction of each client's examples held out of training, to measure the
-            losses that the algorithm follows; with 0 clients train and measure on all examples.
+        measured_share: Fraction of each client's examples that are held out of training, to measure
+            the losses on which the algorithm acts. With 0, clients train and measure on all
+            examples.
     """
 
     measured_share: Annotated[float, Within(least=0.0, below=1.0)] = 0.0
@@ -379,12 +380,12 @@ NO_HOLDOUT = Holdout()
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions(HoldoutOptions):
-    """When and on which examples losses are measured, if the algorithm does not need them at w.
+    """Options of algorithms that can measure losses while training, as they need none at w.
 
     Attributes:
-        measure_losses: When clients measure the losses that the algorithm follows: in a separate
-            pass over their examples (before_training), or in the first epoch of training, each
-            example's loss before its batch's step (while_training), which costs nothing.
+        measure_losses: When clients measure the losses on which the algorithm acts: in a separate
+            pass over their examples (before_training); or, at no cost, during the first epoch of
+            training, each example before the step of its batch (while_training).
     """
 
     measure_losses: Literal["before_training", "while_training"] = "before_training"

@@ -38,12 +38,13 @@ class ClientTraining(Options):
     Attributes:
         learning_rate: Learning rate of the clients' SGD (gamma_w).
         epochs: Passes over a client's examples in a round (E).
-        batch_size: Examples in an SGD step (B); a client with fewer takes all at once.
-        normalizer: Divisor of a batch's loss: the weight of the whole client, so that an epoch is
-            about one step (client; Ro et al. 2021), or of the batch, so that each batch is one
-            (batch; McMahan et al. 2017).
+        batch_size: Number of examples in an SGD step (B); a client with fewer examples uses all in
+            one step.
+        normalizer: Divisor of a batch's loss: the client's weight, so that all steps of an epoch
+            amount to about one step (client; Ro et al. 2021), or the batch's weight, so that each
+            batch is a full step (batch; McMahan et al. 2017).
         shuffle: Whether clients shuffle their examples before each epoch.
-        schedule: How gamma_w falls from round to round.
+        schedule: Schedule of gamma_w over the rounds.
 
     Source:
         McMahan et al. 2017, ClientUpdate; Ro et al. 2021, Algorithm 1, lines 6 to 10 of the client.

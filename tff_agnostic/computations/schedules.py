@@ -34,10 +34,10 @@ class Constant(Options):
 
 @dataclasses.dataclass(frozen=True)
 class InverseTime(Options):
-    """1 / (1 + t / T).
+    """The factor 1 / (1 + t / T).
 
     Attributes:
-        rounds: T.
+        rounds: Number of rounds T.
     """
 
     rounds: _Rounds = 100
@@ -49,10 +49,10 @@ class InverseTime(Options):
 
 @dataclasses.dataclass(frozen=True)
 class InverseSqrt(Options):
-    """1 / sqrt(1 + t / T).
+    """The factor 1 / sqrt(1 + t / T).
 
     Attributes:
-        rounds: T.
+        rounds: Number of rounds T.
     """
 
     rounds: _Rounds = 100
@@ -64,11 +64,11 @@ class InverseSqrt(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(Options):
-    """f^(t / T).
+    """The factor f^(t / T).
 
     Attributes:
-        rounds: T.
-        factor: f, the factor after T rounds.
+        rounds: Number of rounds T.
+        factor: Factor f after T rounds.
     """
 
     rounds: _Rounds = 100
@@ -83,11 +83,11 @@ class Exponential(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Options):
-    """f + (1 - f) (1 + cos(pi t / T)) / 2: Loshchilov and Hutter 2017, equation (5).
+    """The factor f + (1 - f) (1 + cos(pi t / T)) / 2 (Loshchilov and Hutter 2017, equation 5).
 
     Attributes:
-        rounds: T, after which the rate is constant.
-        lowest: f, the last factor.
+        rounds: Number of rounds T, after which the rate is constant.
+        lowest: Last factor f.
     """
 
     rounds: _Rounds = 100
@@ -101,7 +101,7 @@ class Cosine(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Piecewise(Options):
-    """A factor that changes in some rounds.
+    """A piecewise constant factor.
 
     Attributes:
         rounds: Rounds in which the factor changes, in ascending order.

@@ -285,7 +285,7 @@ def _nesterov(
 def _adagrad(
     h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, p: tf.Tensor
 ) -> tuple[tf.Tensor, ...]:
-    # Duchi et al. 2011
+    # Adagrad (Duchi et al. 2011)
     p = p + tf.square(g)
     return w - h["learning_rate"] * g / tf.sqrt(p + h["epsilon"]), p
 
@@ -318,7 +318,7 @@ def _yogi(
 
 @dataclasses.dataclass(frozen=True)
 class Sgd(Options):
-    """w - eta g."""
+    """SGD: w <- w - eta g."""
 
     def build(self, rate: float) -> ServerOptimizer:
         """Returns the optimizer."""
@@ -327,10 +327,10 @@ class Sgd(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Momentum(Options):
-    """a <- m a + g; w - eta a.
+    """SGD with momentum: a <- m a + g, w <- w - eta a.
 
     Attributes:
-        momentum: m.
+        momentum: Momentum m.
     """
 
     momentum: Annotated[float, Within(least=0, below=1)] = 0.9
@@ -345,10 +345,10 @@ class Momentum(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov(Options):
-    """Sutskever et al. 2013.
+    """SGD with Nesterov momentum (Sutskever et al. 2013).
 
     Attributes:
-        momentum: m.
+        momentum: Momentum m.
     """
 
     momentum: Annotated[float, Within(least=0, below=1)] = 0.9
@@ -361,10 +361,10 @@ class Nesterov(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Adagrad(Options):
-    """Duchi et al. 2011.
+    """Adagrad (Duchi et al. 2011).
 
     Attributes:
-        epsilon: Added to the sum of squares under the root.
+        epsilon: Number added to the sum of squared gradients under the root.
     """
 
     epsilon: Annotated[float, Within(above=0)] = 1e-3
@@ -377,11 +377,11 @@ class Adagrad(Options):
 
 @dataclasses.dataclass(frozen=True)
 class _WithMoments(Options):
-    """Optimizers with means of the gradients and of their squares.
+    """Options of optimizers that average gradients and squared gradients.
 
     Attributes:
-        beta_1: Decay of the mean of gradients.
-        epsilon: Added to the root of the mean of their squares.
+        beta_1: Decay rate of the mean gradient.
+        epsilon: Number added to the root of the mean squared gradient.
     """
 
     beta_1: Annotated[float, Within(least=0, below=1)] = 0.9
@@ -396,7 +396,7 @@ class _WithMoments(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(_WithMoments):
-    """Kingma and Ba 2015, Algorithm 1."""
+    """Adam (Kingma and Ba 2015, Algorithm 1)."""
 
     def build(self, rate: float) -> ServerOptimizer:
         """Returns the optimizer."""
@@ -405,7 +405,7 @@ class Adam(_WithMoments):
 
 @dataclasses.dataclass(frozen=True)
 class Yogi(_WithMoments):
-    """Zaheer et al. 2018, Algorithm 2."""
+    """Yogi (Zaheer et al. 2018, Algorithm 2)."""
 
     def build(self, rate: float) -> ServerOptimizer:
         """Returns the optimizer."""
@@ -425,7 +425,7 @@ class ServerUpdate(Options):
     Attributes:
         optimizer: Optimizer that applies a round's update.
         learning_rate: Learning rate of the server optimizer.
-        schedule: How the learning rate falls from round to round.
+        schedule: Schedule of the learning rate over the rounds.
 
     Source:
         Reddi et al. 2021, Algorithm 2: the average update of the clients is the gradient.

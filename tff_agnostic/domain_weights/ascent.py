@@ -179,11 +179,11 @@ class Fixed(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Cvar(Options):
-    """Steps towards the worst mixture at a level of CVaR over domains.
+    """Steps towards the worst mixture that a level of CVaR over domains allows.
 
     Attributes:
-        level: theta, in (0, 1]: limits lambda to 1 / theta times the training mixture in each
-            domain; 1 is the training mixture, a small theta the worst domain.
+        level: Level theta, in (0, 1]: each domain's lambda is at most 1 / theta times its weight in
+            the training mixture. 1 gives the training mixture, a small theta the worst domain.
         rate: Step size towards the worst mixture in a round, in (0, 1]; 1 is the full step.
     """
 
@@ -198,20 +198,21 @@ class LambdaPlayer(Options):
     Attributes:
         update: Update of lambda.
         learning_rate: Learning rate of lambda (gamma_lambda), for steps along the losses.
-        set: Mixtures of domains whose worst case counts: all (simplex), those within bounds per
-            domain (box), those between the mixtures of a file (hull), or those near the training
-            mixture (ball).
-        initial: lambda_0, comma-separated; if not given, uniform, or in a ball and for CVaR the
-            training mixture. A hull starts from the mean of its mixtures.
-        absent: Treatment of a domain that is absent from a round: its lambda does not change, or in
-            other sets than the simplex its loss is the mean of the others (freeze); or its loss
-            counts as 0 (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if losses
-            are unbiased.
-        baselines: b of excess losses: lambda follows L - b instead of L. One number per domain,
-            comma-separated; a complete run's folder, for its losses; own (train, compare): a
-            baseline run of each domain alone, kept in baselines.json, which can be named in turn;
-            or trivial (train, compare): class shares, means or unigrams of each domain.
-        baseline_losses: Losses of runs that are baselines: on training examples, like lambda's
+        set: Set of domain mixtures whose worst case counts: all mixtures (simplex), mixtures within
+            bounds per domain (box), mixtures between those of a file (hull), or mixtures near the
+            training mixture (ball).
+        initial: lambda_0, comma-separated. If not given, it is uniform; in a ball and for CVaR it
+            is the training mixture. A hull starts from the mean of its mixtures.
+        absent: Treatment of a domain without examples in a round: keep its lambda, or in other sets
+            than the simplex use the mean loss of the other domains (freeze); or count its loss as 0
+            (zero). If not given, freeze; in Stochastic-AFL and AFLBoost zero, if losses are
+            unbiased.
+        baselines: Baselines b of excess losses: lambda follows L - b instead of L. Numbers, one per
+            domain, comma-separated; the folder of a complete run, for its losses; own (train,
+            compare): losses of a baseline run of each domain alone, saved in baselines.json, which
+            can be given later; or trivial (train, compare): losses of class shares, means or
+            unigrams of each domain.
+        baseline_losses: Losses to use of a baseline run: on training examples, like lambda's
             signal, or on held-out examples.
 
     Source:

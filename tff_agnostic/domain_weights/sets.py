@@ -356,7 +356,7 @@ class BoxSet(Options):
 
 @dataclasses.dataclass(frozen=True)
 class HullSet(Options):
-    """Mixtures between given ones.
+    """The convex hull of the mixtures in a file.
 
     Attributes:
         file: JSON file of named mixtures, {"name": {"domain": weight, ...}, ...}.
