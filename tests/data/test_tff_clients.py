@@ -108,7 +108,7 @@ def test_domain_fn_may_return_names(tmp_path):
     [
         ({"a": 1}, "expected a tff.simulation.datasets.ClientData"),
         ([_columns(0)], "list of tf.data.Datasets"),
-        ([_pairs(0)], "or domain_fn to say it"),
+        ([_pairs(0)], "or a domain_fn, found neither"),
         ([tf.data.Dataset.range(3)], "expected examples"),
     ],
 )

@@ -105,10 +105,10 @@ _REFUSED = {
         spec=(tf.TensorSpec(None), tff_models.INPUT_SPEC[1])
     ),
     "inputs and labels": lambda: tff_models.functional(spec=tff_models.INPUT_SPEC[:1]),
-    "one number of a batch": lambda: tff_models.functional(reduce=tf.identity),
+    "one number per batch": lambda: tff_models.functional(reduce=tf.identity),
     "creates all weights of its model": _returns_existing_model,
-    "found one that is built": tff_models.HandWritten,
-    "models.model_from_keras takes it": tf.keras.Sequential,
+    "found a built model": tff_models.HandWritten,
+    "use models.model_from_keras": tf.keras.Sequential,
     "found dict": dict,
 }
 

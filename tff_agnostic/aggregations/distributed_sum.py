@@ -262,7 +262,7 @@ class DistributedDpSum(PrivateAggregation):
         """Returns descriptions of clip norms, and of rounds with too few clients."""
         too_few = ReportField(
             f"{prefix}too_few_clients",
-            "rounds whose sum was not looked at: too few clients answered",
+            "rounds whose sum was discarded, as too few clients answered",
         )
         return OrderedDict(super().quantities(bounds, prefix), too_few_clients=too_few)
 

@@ -243,7 +243,7 @@ def check_multipliers(multipliers: Sequence[float]) -> None:
         multipliers: Noise multipliers of a sum's groups.
     """
     if max(multipliers) > MAX_MULTIPLIER:
-        expected = f"at most {MAX_MULTIPLIER:g} a group of values"
+        expected = f"at most {MAX_MULTIPLIER:g} per group of values"
         raise OptionError("noise_multiplier", expected, Verbatim(f"{max(multipliers):g}"))
 
 

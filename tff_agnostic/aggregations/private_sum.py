@@ -48,7 +48,7 @@ _WITHIN = Bound(0.5, signed=True)
 # Bound of rounded sums: exact in float64, and well within int64.
 _LARGEST = 2.0**62
 _PLAIN_SUMS_NOTE = (
-    "plain sums add float32 numbers, whose roundings depend on every client and are in no account: "
+    "plain sums add float32 numbers, whose rounding depends on every client, but is in no account: "
     "secure sums add whole numbers"
 )
 

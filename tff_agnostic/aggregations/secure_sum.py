@@ -140,7 +140,7 @@ class SecureSum(Aggregation):
         def clipped(field: str) -> ReportField:
             label = f"values of {field} beyond their bound"
             if field == _EXAMPLES:
-                label = "examples of clients left out"
+                label = "clients' examples beyond their limit"
             return ReportField(f"{prefix}clipped/{field}", label, unit=Unit.VALUES)
 
         return OrderedDict(

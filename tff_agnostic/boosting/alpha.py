@@ -115,7 +115,7 @@ class BoostOptions(EnsembleOptions):
             and self.predictor_sampling == "weighted"
             and not self.uniform_share
         ):
-            reason = "projections make weights 0, and no weight of 0 would be sampled again"
+            reason = "projections can make a weight 0, which would never be sampled again"
             expected = f"a positive share with weighted sampling and {self.mirror_map}: {reason}"
             raise self.error("uniform_share", expected)
 
@@ -256,12 +256,12 @@ class AlphaSteps:
             column("sampled", "predictors that were sampled", sampled),
             column(
                 "bytes_sent",
-                "bytes that each client is sent, room that was not used included",
+                "bytes sent to each client, including unused space",
                 lambda r: tf.constant(repetitions * sent, tf.int64),
             ),
             column(
                 "bytes_of_ensemble",
-                "bytes that it would be sent of the whole ensemble",
+                "bytes of the complete ensemble, for comparison",
                 lambda r: tf.constant(repetitions * model.num_bytes, tf.int64),
             ),
         )

@@ -134,7 +134,7 @@ def ensemble(
     if mixture_loss.needs_densities and not members.are_densities:
         raise UserError(
             f"loss: expected squared, found {loss}: this model predicts numbers, whose mixture is "
-            "no distribution"
+            "not a distribution"
         )
     names = tuple(names) or tuple(map(str, range(len(predictors))))
     stacks = members.stacked(predictors)
@@ -263,8 +263,7 @@ def output_kind(model: Model) -> OutputKind:
         "base predictors: expected a task whose model has class scores, class probabilities or "
         "numbers with the loss sparse_cross_entropy, Keras' SparseCategoricalCrossentropy, "
         "BinaryCrossentropy or MeanSquaredError, sentences with SentenceLoss, or one of words, "
-        f"found the loss {name}: of what it is not known to be a distribution or a number, a "
-        "mixture means nothing"
+        f"found the loss {name}: only distributions and numbers can be mixed"
     )
 
 

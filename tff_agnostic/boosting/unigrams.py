@@ -31,8 +31,10 @@ class GroupCounts:
 def num_outcomes(model: Model) -> int:
     """Returns the number of outcomes of a task's model, which must be a distribution."""
     if model.loss is not unigram_loss:
-        expected = "one of distributions, such as unigram; base predictors of other tasks are runs"
-        raise OptionError("task", expected, Verbatim("another task"))
+        expected = (
+            "a task of distributions, such as unigram; other tasks take runs as base predictors"
+        )
+        raise OptionError("task", expected, Verbatim("a different task"))
     return len(model.initial_weights.trainable[0])
 
 

@@ -394,9 +394,7 @@ class LossOptions(HoldoutOptions):
         """Rejects a holdout if losses are measured while training."""
         super().__post_init__()
         if self.is_measured_while_training and self.measured_share > 0:
-            expected = (
-                "before_training with measured_share, whose examples no epoch of training has"
-            )
+            expected = "before_training with measured_share, whose examples are not in the training"
             raise self.error("measure_losses", expected)
 
     @property

@@ -115,9 +115,9 @@ class Piecewise(Options):
         super().__post_init__()
         rounds = self.rounds
         if not rounds or rounds[0] < 1 or any(b <= a for a, b in itertools.pairwise(rounds)):
-            raise self.error("rounds", "positive numbers that rise")
+            raise self.error("rounds", "ascending positive numbers")
         if len(self.factors) != len(rounds):
-            expected = f"{len(rounds)}, one for each round of a change"
+            expected = f"{len(rounds)}, one for each round with a change"
             raise self.error("factors", expected, Verbatim(len(self.factors)))
 
     def at(self, t: tf.Tensor) -> tf.Tensor:

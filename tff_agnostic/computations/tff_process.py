@@ -461,8 +461,8 @@ def placed_step(
     if process is not None:
         if keeps:
             raise UserError(
-                f"step {step.step.name!r}: expected clients that remember nothing where an "
-                f"aggregator of TFF's sums their updates, found keeps_client_state=True"
+                f"step {step.step.name!r}: expected keeps_client_state=False with an aggregator of "
+                "TFF, found True"
             )
         state_type = process.state_type.member
 

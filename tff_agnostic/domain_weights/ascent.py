@@ -236,7 +236,7 @@ class LambdaPlayer(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.update, Cvar) and not isinstance(self.set, SimplexSet):
-            expected = "simplex with the update cvar, whose level is a set of mixtures"
+            expected = "simplex with the update cvar, whose level already limits the mixtures"
             raise self.error("set", expected)
 
     @property
@@ -251,7 +251,7 @@ class LambdaPlayer(Options):
             return None
         if isinstance(numbers, str):
             expected = f"{num_domains} numbers, one per domain, or a file of them"
-            made = "train and compare make them and leave them in baselines.json"
+            made = "train and compare compute them and save them in baselines.json"
             raise self.error("baselines", expected, Verbatim(f"{numbers!r}: {made}"))
         if len(numbers) != num_domains:
             expected = f"{num_domains} numbers, one per domain"
@@ -419,7 +419,7 @@ def lambda_ascent(
     """
     p = len(domain_names)
     if slope is not None and isinstance(options.update, (Fixed, Cvar)):
-        expected = "a step along the losses, to which the slope of a term is added"
+        expected = "a step along the losses, as the objective has an additional term"
         raise options.error("update", expected)
     counts = np.ones([p]) if expected_counts is None else np.asarray(expected_counts, np.float64)
     training_mixture = counts / counts.sum()

@@ -124,16 +124,16 @@ class FactorySum(PlacedAggregation):
         """Returns itself for each communication step; raises a `UserError` without any update."""
         if not any(map(_updates_in, bounds)):
             raise UserError(
-                "an aggregator of TFF's averages updates of a model: expected an algorithm whose "
-                "clients send one, found none"
+                "aggregators of TFF average model updates: expected an algorithm whose clients "
+                "send updates, found none"
             )
         return super().for_steps(bounds)
 
     def on_clients(self) -> FactorySum:
         """Raises an error, as this aggregation requires TFF."""
         raise UserError(
-            "an aggregator of TFF runs in TFF's executor only: expected the runtime tff, found "
-            "a different runtime"
+            "aggregators of TFF run only in TFF's executor: expected the runtime tff, found a "
+            "different runtime"
         )
 
     def initialize(self, bounds: Any) -> Any:
@@ -282,7 +282,7 @@ def factory_sum(factory: Any, others: SecureSum, mean_weight: float, only_secure
     if isinstance(factory, sums):
         raise UserError(
             "aggregations.from_tff: expected a factory that returns a mean, found "
-            f"{type(factory).__name__}: tff.aggregators.UnweightedMeanFactory takes it"
+            f"{type(factory).__name__}: use tff.aggregators.UnweightedMeanFactory"
         )
     if mean_weight <= 0:
         raise UserError(

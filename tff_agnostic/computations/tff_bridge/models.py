@@ -52,13 +52,13 @@ def model_from_tff(model: Any, metrics: Sequence[Metric], seed: int) -> Model:
         return _checked(lambda: _from_functional(model, metrics))
     if isinstance(model, tff.learning.models.VariableModel):
         raise UserError(
-            "models.from_tff: expected a function that builds a VariableModel, found one that is "
-            "built: its variables cannot be replaced"
+            "models.from_tff: expected a function that builds a VariableModel, found a built "
+            "model, whose variables cannot be replaced"
         )
     if isinstance(model, tf.keras.Model):
         raise UserError(
-            "models.from_tff: expected a model of TFF's, found one of Keras': "
-            "models.model_from_keras takes it"
+            "models.from_tff: expected a TFF model, found a Keras model: use "
+            "models.model_from_keras"
         )
     if callable(model):
         return _checked(lambda: _from_variables(model, metrics, seed))
@@ -84,8 +84,8 @@ def _checked(convert: Callable[[], tuple[Model, _BatchLoss]]) -> Model:
         lines = [line.strip() for line in str(e).splitlines() if line.strip()]
         reason = lines[-1] if lines else type(e).__name__
         raise UserError(
-            "models.from_tff: expected a pure function of the weights, found one that fails where "
-            f"its weights are tensors: {reason}"
+            "models.from_tff: expected a pure function of the weights, found a model that fails "
+            f"with tensors as weights: {reason}"
         ) from e
     return model
 
@@ -375,7 +375,7 @@ def _built_once(build: Callable[[], Any], seed: int) -> Any:
         if any(variable.constraint is not None for variable in groups[0]):
             raise UserError(
                 "models.from_tff: expected weights without constraints, which TFF does not apply, "
-                "found some: models.model_from_keras does"
+                "found constraints: use models.model_from_keras"
             )
         with tf.compat.v1.Session(graph=graph) as session:
             session.run(tf.compat.v1.variables_initializer(made))
@@ -428,7 +428,7 @@ def _scalar(loss: Any) -> tf.Tensor:
     loss = tf.cast(loss, tf.float32)
     if loss.shape.rank != 0:
         raise UserError(
-            f"models.from_tff: expected a loss that is one number of a batch, found {loss.shape}"
+            f"models.from_tff: expected a loss that is one number per batch, found {loss.shape}"
         )
     return loss
 

@@ -49,8 +49,8 @@ class _TffClients(ListedClients):
         """Returns a client's domain according to the caller's `domain_fn`."""
         if self._domain_fn is None:
             raise UserError(
-                f"client {client_id}: expected examples with a domain_id, or domain_fn to say it, "
-                "found neither"
+                f"client {client_id}: expected examples with a domain_id, or a domain_fn, found "
+                "neither"
             )
         return self._domain_fn(client_id)
 
