@@ -201,7 +201,7 @@ class Aggregation:
         return self
 
     def exact(self: _Sum) -> _Sum:
-        """Returns the aggregation with real sums in float64 instead of float32."""
+        """Returns the aggregation, but with float64 instead of float32 sums of real values."""
         return self
 
     def initialize(self, bounds: Any) -> Any:
@@ -255,7 +255,6 @@ class PlainSum(Aggregation):
 
     Attributes:
         limits: Limits from which algorithms derive bounds. Plain sums do not enforce them.
-        name: Name of the aggregation.
     """
 
     limits: ClientLimits = ClientLimits()

@@ -108,7 +108,7 @@ class DistributedDpSum(PrivateAggregation):
         return self.inner.guarantees
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the steps' sums, which share the budget, and sets their bundle size."""
+        """Returns a sum for each step; they share the budget, and have the same bundle size."""
         sums = super().for_steps(bounds)
         if self.noise_clients <= self.expected_clients:
             return sums
@@ -196,7 +196,7 @@ class DistributedDpSum(PrivateAggregation):
         return self.options.generator.client_draws(release, client.place.number, codecs)
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """Returns modular secure sums of the integers, and a secure sum of client numbers."""
+        """Returns modular secure sums of integers, and the secure sum that counts clients."""
         bits = self.bit_widths(sums.spec(encoded), bounds)
         widths = (bits.values, bits.padding)
         modulus = tf.nest.map_structure(lambda width: np.int64(2**width), widths)
@@ -281,7 +281,7 @@ class DeviceSum(DistributedDpSum):
     numbers_clients = False
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the steps' sums, which share the budget; each device represents only itself."""
+        """Returns a sum for each step; they share the budget, and a device represents itself."""
         return PrivateAggregation.for_steps(self, bounds)
 
     def client_params(self, state: PrivateState) -> ClientParams:

@@ -58,7 +58,6 @@ class IntegerCodec:
 
     Attributes:
         is_rotated: Whether to rotate the values, as for updates, so that all coordinates are small.
-        num_values: Number of values.
         steps: c, number of integer steps in the bound of the group.
         deviation: z_g c, standard deviation of all clients' joint noise, in steps.
         expected_clients: Expected number of clients with values in a sum.
@@ -225,7 +224,6 @@ def sum_bits(
     Args:
         max_norm: Norm of a client's vector before rounding.
         size: d, number of coordinates.
-        is_rotated: Whether the vector is rotated.
         deviation: Standard deviation of the noise of the expected clients.
     """
     third = WRAP_PROBABILITY / 3

@@ -185,7 +185,7 @@ def count_values(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> 
 
 
 def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.Tensor:
-    """Returns the factor that widens noise of z C, so that z stays valid after rounding.
+    """Returns the factor by which noise must be wider, so that z stays valid after rounding.
 
     Rounding to the grid moves each of a group's d values by at most half a step, with the client
     and without the client. The client's sensitivity thus grows from C to at most C (1 + e), where e
@@ -253,7 +253,6 @@ def add_noise(
     """On the server: returns sums with noise, and the standard deviation of each sum's noise.
 
     Args:
-        noise: Kind of noise.
         values: Sums, float64.
         groups: Groups of sums that get noise.
     """

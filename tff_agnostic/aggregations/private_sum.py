@@ -113,7 +113,7 @@ _Share = Annotated[float, Within(least=0.0, below=1.0)]
 
 @dataclasses.dataclass(frozen=True)
 class NoiseEvaluation(Options):
-    """Private evaluations with given noise, for runs with an open number of evaluations.
+    """Private evaluations with a given noise level, if their number is not known in advance.
 
     Attributes:
         multiplier: Noise multiplier of each evaluation of a model.
@@ -130,7 +130,7 @@ class NoiseEvaluation(Options):
 
 @dataclasses.dataclass(frozen=True)
 class BudgetEvaluation(Options):
-    """Private evaluations with noise computed for their number.
+    """Private evaluations whose noise is computed from their number and an epsilon.
 
     Attributes:
         epsilon: The epsilon of all private evaluations of a run together.
@@ -388,11 +388,7 @@ def _as_bound_type(value: tf.Tensor, bound: Bound) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class CentralDpSum(PrivateAggregation):
-    """The sum of clipped client outputs, with noise added by the server.
-
-    Attributes:
-        noise: The kind of noise.
-    """
+    """The sum of clipped client outputs, with noise added by the server."""
 
     noise: Noise = gaussian
 

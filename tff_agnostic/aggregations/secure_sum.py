@@ -69,8 +69,6 @@ class SecureSum(Aggregation):
     `aggregation.Bound`.
 
     Attributes:
-        options: Options of the sum.
-        name: Name of the aggregation.
         real_type: Dtype of the sums of real values.
     """
 
@@ -185,9 +183,6 @@ def scaled_to_bounds(output: Any, bounds: Any) -> Any:
     Values without a ratio do not change. For a factor f, an integer n becomes floor(f n), and the
     other values of its ratio are scaled by floor(f n) / n: the ratio is exact up to float64's last
     bit.
-
-    Args:
-        output: The client's output.
 
     Returns:
         The output in the same structure; scaled values are float64 or int64.

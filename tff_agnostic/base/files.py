@@ -61,7 +61,6 @@ def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
     The content is on disk before it gets its name, so a crash leaves no half-written file.
 
     Args:
-        path: The file.
         owner_only: Whether only the file's owner may read it, even under its temporary name.
     """
     with write_errors(path):
@@ -199,7 +198,6 @@ def open_file(path: Path, what: str) -> IO[bytes]:
     """Opens a regular file to read; raises a `UserError` for devices, and for pipes, which block.
 
     Args:
-        path: The file.
         what: The expected kind of file, for messages, such as "a JSON file".
     """
     try:
@@ -223,7 +221,6 @@ def read_file(path: Path, what: str, most: int = _MAX_TEXT_BYTES) -> bytes:
     """Returns the content of a file; see `open_file`.
 
     Args:
-        path: The file.
         what: The expected kind of file, for messages.
         most: Maximum number of bytes.
     """
@@ -310,7 +307,6 @@ def folder_lock(path: Path, wait: bool = False, patience: float = 0.0) -> Iterat
     """Locks a folder for this process while the context lasts.
 
     Args:
-        path: The folder.
         wait: Whether to wait until no other process has the lock.
         patience: Seconds to wait for the lock if `wait` is false.
 
@@ -353,7 +349,7 @@ def folder_to_write_in(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Remove empty folders, the innermost first.
+        # This removes empty folders, the innermost first.
         with contextlib.suppress(OSError):
             for folder in made:
                 folder.rmdir()
@@ -493,7 +489,7 @@ def new_folder(folder: Path, flag: str) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             for path in missing:
-                # Folders that are not empty stay.
+                # This keeps folders that are not empty.
                 with contextlib.suppress(OSError):
                     path.rmdir()
 

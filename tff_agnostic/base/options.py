@@ -196,7 +196,7 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union except None, or the only type of another annotation."""
+    """Returns the members of a union except None; any other annotation is its only member."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         return tuple(m for m in typing.get_args(hint) if m is not type(None))
     return (hint,)

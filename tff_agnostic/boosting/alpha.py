@@ -150,7 +150,6 @@ class AlphaSteps:
 
     Attributes:
         model: The ensemble.
-        options: Options of the steps.
     """
 
     model: EnsembleModel
@@ -285,7 +284,6 @@ def boost_algorithm(
     `fed_boost.FedBoostState`.
 
     Args:
-        name: Name of the algorithm.
         problem: The learning problem, with an ensemble as its model.
         alphas: The steps of alpha.
         initialize: () -> the state before the first round.
@@ -377,7 +375,6 @@ def client_work(
     """Client work: grad L_j at alpha~, with respect to the received predictors' weights (line 3).
 
     Args:
-        broadcast: The server's message.
         num_domains: Number of domains p.
         estimator: Name in `GRADIENT_ESTIMATORS`.
         room: Number of predictors per message; the work is traced separately for each number.

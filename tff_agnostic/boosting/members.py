@@ -55,7 +55,7 @@ class PredictorFamily(Protocol):
         """Returns the bytes of a message of `count` predictors."""
 
     def bytes_per_example(self, count: int) -> Optional[int]:
-        """Returns the bytes of `count` predictors that one example reads; None for all bytes."""
+        """Returns the bytes that an example reads of `count` predictors; None if it reads all."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
         """Returns the outputs of all, or of a message's, predictors for n examples."""

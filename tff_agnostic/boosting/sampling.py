@@ -165,7 +165,6 @@ class GradientEstimator(NamedTuple):
     """An estimator of the gradient.
 
     Attributes:
-        estimate: Computes the estimate.
         loss: Name of the only loss that the estimator supports; None if it supports every loss.
         uses_norms: Whether the estimator uses |h_k|^2, the most costly term for large
             distributions.

@@ -184,7 +184,6 @@ class Algorithm:
 
     Attributes:
         name: Name in the registry, or name of the user's file.
-        problem: The learning problem.
         initialize: () -> state before the first round.
         steps: The communication steps of a round, in order.
         finish: (state, *sums of all steps) -> the next state, on the server.

@@ -92,8 +92,6 @@ def averaging(
     """Returns an algorithm that averages client updates.
 
     Args:
-        name: Name of the algorithm.
-        problem: The learning problem.
         options: Options of local training and of the server's update.
         client_work: A module-level function, called with a `Broadcast` and clients, and by keyword
             with `model`, `num_domains`, `training` and the arguments in `static`; returns a

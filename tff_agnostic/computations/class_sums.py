@@ -52,7 +52,6 @@ class ClassCounting:
     """Counts the predictions of a model, as a `domain_losses.ExampleCounter`.
 
     Attributes:
-        model: The model to evaluate.
         num_domains: Number of domains p.
         num_classes: Number of classes K.
     """

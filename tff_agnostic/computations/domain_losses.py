@@ -132,7 +132,6 @@ def domain_sums(
     Args:
         num_domains: Number of domains p.
         weights: w, the same for every client.
-        clients: The clients to measure.
         batch_size: Examples of a client per step; affects only memory.
     """
     sums, _ = domain_sums_and_counts(model, num_domains, weights, clients, None, batch_size)
@@ -318,7 +317,7 @@ class Holdout:
     def trained_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns the expected numbers of trained examples by domain.
+        """Returns the expected numbers of trained examples by domain; all without a holdout.
 
         Args:
             counts: Number of examples of each domain.
@@ -332,7 +331,7 @@ class Holdout:
     def measured_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns the expected numbers of measured examples by domain: all without a holdout."""
+        """Returns the expected numbers of measured examples by domain; all without a holdout."""
         if not self.is_active:
             return tuple(counts)
         return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
@@ -380,7 +379,7 @@ NO_HOLDOUT = Holdout()
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions(HoldoutOptions):
-    """Options of algorithms that can measure losses while training, as they need none at w.
+    """Options of algorithms that do not need losses at w, so that they can measure while training.
 
     Attributes:
         measure_losses: When clients measure the losses on which the algorithm acts: in a separate

@@ -292,8 +292,6 @@ def evaluation_bounds(
     """Returns the bounds of one client's output, for secure sums.
 
     Args:
-        model: The model to evaluate.
-        limits: Limits of a client's examples and losses.
         is_resampled: Whether there are bootstrap replicates.
         counting: Counts predicted classes; None to skip.
     """

@@ -93,7 +93,6 @@ def local_sgd(
     """Runs E epochs of SGD from `weights` (CLIENT lines 7 to 12).
 
     Args:
-        options: Options of the training.
         weights: Weights w at the start of training, the same for every client.
         clients: The clients with their training examples.
         alpha: Scale of each domain, float32 [p].

@@ -51,12 +51,7 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RoundStep:
-    """A communication step with the aggregation that sums its outputs.
-
-    Attributes:
-        step: The communication step.
-        aggregation: The aggregation over clients.
-    """
+    """A communication step with the aggregation that sums its outputs."""
 
     step: CommunicationStep
     aggregation: Aggregation

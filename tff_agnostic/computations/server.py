@@ -38,7 +38,7 @@ class TrainingState(NamedTuple):
     """State of an algorithm that trains one model without further memory.
 
     Attributes:
-        weights: w_t.
+        weights: The model's weights w_t.
         optimizer_state: State of the server optimizer.
     """
 
@@ -73,7 +73,7 @@ def average_and_apply(
     Args:
         state: A named tuple with the fields `weights`, which is w_{t-1}, and `optimizer_state`.
         weighted_delta: Sum of beta^k (w - w^k) over the cohort.
-        beta: Sum of beta^k.
+        beta: Sum of beta^k over the cohort.
 
     Returns:
         The state with the next weights and optimizer state.

@@ -289,7 +289,6 @@ class EvaluationFunctions:
 
     Args:
         measurement: The evaluation to run.
-        aggregation: The aggregation over clients.
 
     Attributes:
         step: The evaluation with its aggregation.

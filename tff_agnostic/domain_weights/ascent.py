@@ -293,7 +293,6 @@ class LambdaAscent:
     """The ascent of lambda over the domains of a problem.
 
     Attributes:
-        options: Options of the ascent.
         lambda_set: The set Lambda.
         training_mixture: m_bar, each domain's fraction of the training examples, p positive
             numbers.
@@ -411,7 +410,6 @@ def lambda_ascent(
     """Returns the ascent of lambda over the domains of a problem.
 
     Args:
-        options: Options of lambda.
         domain_names: Names of the p domains.
         expected_counts: Number of examples of each domain in a round, which defines the training
             mixture; uniform if None.

@@ -104,7 +104,6 @@ def project_to_simplex(
     Source: Duchi et al. 2008, "Efficient projections onto the l1-ball", figure 1.
 
     Args:
-        vector: The point to project, float [p].
         total: Sum of the entries of the result, a positive scalar.
         is_free: Entries that may be positive, bool [p]; all if None.
     """
@@ -263,7 +262,6 @@ def read_mixtures(
     A domain that a mixture omits has the weight 0.
 
     Args:
-        path: The file.
         domain_names: Names of the p domains.
 
     Returns:

@@ -79,7 +79,6 @@ class FactorySum(PlacedAggregation):
             expected sum of weights is known (`Bound.public_sum`), an unweighted factory assumes the
             expected mean weight of the contributing clients instead of `mean_weight`.
         only_secure: Whether to reject rounds in which clients send anything except secure sums.
-        name: Name of the aggregation.
     """
 
     factory: Any
