@@ -49,7 +49,8 @@ class ClientLimits(Options):
     """Limits of one client, from which algorithms derive the bounds of its output.
 
     Attributes:
-        examples: Bound of a client's number of examples; a client with more uses the first ones.
+        examples: Maximum number of a client's examples; if a client has more, the first ones are
+            used.
         loss: Bound of an example's loss; sums of losses also have the lower bound 0.
         update: Bound of a coordinate of a client's model delta.
         weight: Bound of a client's weight. If not given, it is 10 if weights are fractions of a
@@ -180,7 +181,7 @@ class Aggregation:
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether simulated clients receive their place in the cohort, to draw separate noise."""
+        """Whether simulated clients receive their `Place` in the cohort, to draw separate noise."""
         return False
 
     @property

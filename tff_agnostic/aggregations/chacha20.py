@@ -1,10 +1,9 @@
 """ChaCha20 (RFC 8439, section 2.3), a stream cipher, in TensorFlow's integer operations.
 
 The key stream is a function of a 256-bit key and a 96-bit nonce. As far as is publicly known,
-without the key it cannot be distinguished from random bits, nor can a part be computed from the
-rest. The implementation uses only 32-bit integer arithmetic, so that every runtime, device and
-exported graph yields the same bits. It has no table look-ups and no branches that depend on the
-key.
+without the key it looks like random bits, and no bits can be computed from others. The
+implementation uses only 32-bit integer arithmetic, so that every runtime, device and exported graph
+yields the same bits. It has no table look-ups and no branches that depend on the key.
 """
 
 from __future__ import annotations

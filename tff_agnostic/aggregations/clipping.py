@@ -6,8 +6,8 @@ is as private as one Gaussian mechanism with the noise multiplier z_eff = (sum_g
 group with the share w_g of the budget, sum_g w_g = 1, has z_g = z_eff / sqrt(w_g).
 
 Clipping is a pure function of one client's values. It brings every group within its bound and
-preserves ratios. For any values, including infinite ones, a group's sum changes by at most the
-group's bound when a client joins or leaves.
+preserves ratios. When a client joins or leaves, a group's sum changes by at most the group's bound,
+even for infinite values.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Distributed differential privacy: clients add the noise, and no party sees an exact sum.
 
 A client scales each group of its clipped output to a norm of c steps, rotates updates, rounds to
-integers, adds its share of Skellam noise (Agarwal, Kairouz, Liu 2021), and submits them modulo a
-power of two to a modular secure sum. The server takes the integers nearest zero, rotates back and
-rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits suffice. Other
-values, such as losses and counts, are not rotated.
+integers, and adds its share of Skellam noise (Agarwal, Kairouz, Liu 2021). It submits the integers,
+modulo a power of two, to a modular secure sum. The server takes the integers nearest zero, rotates
+back and rescales. Rotation spreads an update's norm over its coordinates, so that fewer bits
+suffice. Other values, such as losses and counts, are not rotated.
 
 **Participation is secret** if each client decides by its own coin flip. A public number of clients
 reports in each round. Clients that the coin excludes are silent: they send zeros plus their share

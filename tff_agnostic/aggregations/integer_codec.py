@@ -4,10 +4,10 @@ Encoding scales a vector to a norm of c steps, rotates it if it is an update, ro
 and reduces it modulo a power of two. Decoding inverts these steps for the sum over clients.
 Rounding keeps norms bounded.
 
-The rotation is a randomised Hadamard transform, y = H D x / sqrt(p): H is the Hadamard matrix of p
-rows, p a power of two, and D a diagonal of random signs, which are public. It preserves norms and
-spreads a vector evenly over its coordinates: each coordinate of y is sub-Gaussian with the variance
-|x|^2 / p (Kairouz, Liu, Steinke 2021, section 4), so that integers need fewer bits.
+The rotation is a randomised Hadamard transform, y = H D x / sqrt(p). H is the Hadamard matrix with
+p rows, a power of two. D is a diagonal matrix with random, public signs. The rotation preserves
+norms and spreads a vector evenly over its coordinates: each coordinate of y is sub-Gaussian with
+the variance |x|^2 / p (Kairouz, Liu, Steinke 2021, section 4), so that integers need fewer bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Kinds of noise: independent noise and tree noise of the server, and Skellam noise of clients.
+"""Kinds of noise: the server's independent or tree noise, and clients' Skellam noise.
 
-Each noisy sum that the server obtains is a release. `gaussian` is independent noise of each
-release. `TreeResidual` is the noise of tree aggregation (DP-FTRL, Kairouz et al. 2021): after t
-releases the total noise is a sum over the nodes of a binary tree that cover 1 to t, so that the
-privacy cost of all prefix sums grows only with the logarithm of the rounds. The module
+Each noisy sum that the server obtains is a release. `gaussian` is independent noise for each
+release. `TreeResidual` is the noise of tree aggregation (DP-FTRL, Kairouz et al. 2021). After t
+releases its total noise is a sum over the nodes of a binary tree that cover 1 to t. The privacy
+cost of all prefix sums therefore grows only with the logarithm of the rounds. The module
 `noise_generators` draws the random numbers.
 
 Clients add symmetric Skellam noise, the difference of two Poisson numbers with equal means. A sum
@@ -41,7 +41,7 @@ class Draw(Protocol):
     """Draws noise for all values of a release, or for one value."""
 
     def __call__(self, level: tf.Tensor, number: tf.Tensor, /) -> tf.Tensor:
-        """Returns noise; every pair of level and number has its own.
+        """Returns noise that differs for every pair of level and number.
 
         Args:
             level: Level of a node in a tree, int64 scalar below 64; 0 for other noise.
@@ -97,10 +97,10 @@ def gaussian(draw: Draw, release: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class TreeResidual:
-    """Tree aggregation: the noise of a prefix sum, less the noise of the previous prefix sum.
+    """Tree aggregation: a prefix sum's noise, less the noise of the previous prefix sum.
 
-    For t = m 2^j with m odd, the nodes that cover 1 to t follow from the nodes that cover 1 to t -
-    1: one node of level j replaces j nodes.
+    Let t = m 2^j with m odd. The nodes that cover 1 to t are the nodes that cover 1 to t - 1,
+    except that one node of level j replaces j nodes.
 
     Attributes:
         restart_every: Number of releases per tree, after which a new tree starts; None for a single
@@ -312,8 +312,8 @@ def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[in
         in_column: Number of choices per column. Each value has one column.
 
     Returns:
-        For each column: the number of choices of its own value, and the value of its other choices,
-        which is its own value if there are none.
+        For each column: the number of choices of its own value, and the value of the other choices;
+        the column's own value if there are no others.
     """
     remaining = list(counts)
     others = list(range(len(remaining)))

@@ -20,9 +20,9 @@ number beyond 5.68 standard deviations. Here, only integer numbers of steps are 
   rounding the noisy sum, which is post-processing. This requires that a client changes r by at most
   s / z steps; see `_stretch`.
 
-**The noise is drawn as digits.** For independent discrete Gaussians x_k of standard deviation t,
-the sum x_0 + m x_1 + m^2 x_2 has almost the distribution of one discrete Gaussian of standard
-deviation s = t sqrt(1 + m^2 + m^4): every probability agrees up to a factor 1 +- 2^-180. The error
+**The noise is drawn as digits.** Let x_k be independent discrete Gaussians of standard deviation t.
+The sum x_0 + m x_1 + m^2 x_2 has almost the distribution of one discrete Gaussian with the standard
+deviation s = t sqrt(1 + m^2 + m^4): all probabilities agree up to a factor 1 +- 2^-180. The error
 is 4 exp(-2 pi^2 (t / m)^2) with t / m = 2.54, by Poisson's summation formula (Micciancio and Walter
 2017 have the general case). A discrete Gaussian differs from a rounded one by a factor 1 +- 2^-54,
 out to 11.5 standard deviations, which changes no digit of epsilon.
@@ -60,10 +60,11 @@ _COLUMN_BITS, _CHOICE_BITS = 15, 64
 _TIE_BITS = 64 - _DIGITS * _COLUMN_BITS
 # The standard deviation s of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
-# Bound of the total variation of a drawn number from the accounted noise. In each of three digits,
-# 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up the sum of errors.
+# Bound of the total variation distance between a drawn number and the accounted noise. In each of
+# three digits, 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up the
+# sum of errors.
 VARIATION = 2.0**-82
-# Maximum number of values of a release, as of any TensorFlow tensor.
+# Maximum number of values in a release, and in any TensorFlow tensor.
 MAX_VALUES = 2.0**31
 # Random 64-bit words per number: one for the columns of all digits, and one for each digit.
 WORDS = 1 + _DIGITS
@@ -71,9 +72,9 @@ WORDS = 1 + _DIGITS
 MAX_MULTIPLIER = 4096.0
 # Values are clipped to this multiple of their group's bound, more than a sum over clients attains.
 _MAX_CLIENTS = 2.0**24
-# Rounding error of two float64 values of that size, as a multiple of the bound. Each value is
-# rounded four times to within a relative 2^-53: in a conversion, a division, a multiplication, and
-# the division by the step.
+# Rounding error of two such float64 values, as a multiple of the bound. Each value is rounded four
+# times to within a relative 2^-53: in a conversion, a division, a multiplication, and the division
+# by the step.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
 # Maximum number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
@@ -188,10 +189,10 @@ def _stretch(values: Sequence[tf.Tensor], groups: Sequence[NoisedGroup]) -> tf.T
     """Returns the factor by which noise must be wider, so that z stays valid after rounding.
 
     Rounding to the grid moves each of a group's d values by at most half a step, with the client
-    and without the client. The client's sensitivity thus grows from C to at most C (1 + e), where e
-    = sqrt(d) (g / C + `_FLOAT64`) and g = z C (1 + e) / s. Let h be the maximum of sqrt(d) (z / s +
-    `_FLOAT64`) over the groups: 1 + e = 1 / (1 - h) suffices for every group, and also for groups
-    that are clipped as one vector.
+    and without the client. The client's sensitivity grows from C to at most C (1 + e), where e =
+    sqrt(d) (g / C + `_FLOAT64`) and g = z C (1 + e) / s. Let h be the groups' maximum of sqrt(d) (z
+    / s + `_FLOAT64`). Then 1 + e = 1 / (1 - h) suffices for every group. All groups share this
+    factor, so it also suffices if they are clipped as one vector.
     """
     shares = []
     for group in groups:

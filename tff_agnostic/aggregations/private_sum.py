@@ -151,11 +151,11 @@ class ServerNoiseOptions(PrivacyOptions):
         joint_clipping: Clip all values of a client as one vector, scaled by the groups' bounds and
             shares, instead of each group alone. With the same noise and epsilon, clients that stay
             below some bounds lose less.
-        private_evaluation: Also clip the sums of evaluations and add noise, with a separate budget,
-            which gives test clients a guarantee: for a noise multiplier of each evaluation of a
-            model (noise), or for an epsilon of all evaluations together (budget). clients_share of
-            the budget is for means and percentiles over clients; with statistics=true predictions
-            are counted by class.
+        private_evaluation: Also clip the sums of evaluations and add noise, with a separate budget.
+            This gives test clients a guarantee, either for a noise multiplier of each evaluation of
+            a model (noise), or for an epsilon of all evaluations together (budget). clients_share
+            of the budget is for means and percentiles over clients. With statistics=true
+            predictions are counted by class.
     """
 
     joint_clipping: bool = False
@@ -183,7 +183,7 @@ class DistributedOptions(PrivacyOptions):
 
     @property
     def generator(self) -> NoiseGenerator:
-        """Generator of the noise of simulated clients and of the key."""
+        """Generator of the simulated clients' noise, and of the key."""
         return NOISE_GENERATORS[self.noise_generator]
 
 
@@ -227,8 +227,8 @@ class PrivateAggregation(Aggregation):
         noise_multiplier: Noise multiplier z; also ignored by equality.
         exchange: Index of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
-        absent_below: A denominator, such as a domain's number of examples, counts as zero if it is
-            less than this number of standard deviations of its noise.
+        absent_below: Threshold for denominators, such as a domain's number of examples: below this
+            number of standard deviations of the noise, a denominator counts as zero.
     """
 
     inner: Aggregation

@@ -38,9 +38,9 @@ class DpAggregator(Options):
     """`tff.learning.dp_aggregator`.
 
     Attributes:
-        noise_multiplier: Standard deviation of the noise in the sum of the updates, as a multiple
-            of the norm to which each update is clipped; less than a tenth of the clients per round.
-            It gives no epsilon for a round, as losses and counts have no noise.
+        noise_multiplier: Standard deviation of the noise in the summed updates, as a multiple of
+            the norm to which updates are clipped; less than a tenth of the clients per round. It
+            gives no epsilon for a round, as losses and counts have no noise.
     """
 
     noise_multiplier: Annotated[float, Within(above=0)]
@@ -62,9 +62,8 @@ def from_tff(
 ) -> Aggregation:
     """Returns an aggregation that averages updates by a TFF factory.
 
-    Losses, counts and weights of clients are summed securely alongside. The aggregation runs in
-    TFF: in the learning process, and with `--runtime=tff`. Its state is part of the learning
-    process' state.
+    Losses, counts and weights are summed securely. The aggregation runs only in TFF: in the
+    learning process, and with `--runtime=tff`. Its state is part of the learning process' state.
 
     Args:
         factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that

@@ -377,7 +377,7 @@ def digest(content: bytes) -> str:
 
 
 def content_digest(facts: Any, arrays: Iterable[Any] = ()) -> str:
-    """Returns the SHA-256 of JSON values, and of the dtypes, shapes and values of arrays."""
+    """Returns the SHA-256 of JSON values and of arrays, including their dtypes and shapes."""
     result = hashlib.sha256(json.dumps(facts).encode())
     for array in map(np.asarray, arrays):
         # The bytes of an array of Python objects, such as strings, would be addresses.

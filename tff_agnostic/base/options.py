@@ -76,7 +76,7 @@ def _shown(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """The valid range of a number, or of each number of a tuple.
+    """The valid range of a number, or of all numbers in a tuple.
 
     Attributes:
         least: Minimum.

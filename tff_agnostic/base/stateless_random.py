@@ -22,7 +22,7 @@ _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
 _SHIFTS = (30, 27, 31)
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
-# Number of random bits of a uniform number: the precision of float32.
+# Number of random bits in a uniform number: the precision of float32.
 UNIFORM_BITS = 24
 # Maximum Poisson number; larger numbers would have a probability of less than 2^-24.
 MAX_POISSON = 11
@@ -93,7 +93,7 @@ def random_order(seed: tf.Tensor, num_examples: tf.Tensor, capacity: tf.Tensor) 
 
 
 def hash_multipliers(width: tf.Tensor) -> tf.Tensor:
-    """Returns odd, thus invertible, multipliers to hash `width` numbers linearly, int64."""
+    """Returns odd multipliers, int64, to hash `width` numbers linearly without losing bits."""
     return tf.bitwise.bitwise_or(
         fold_in(tf.constant(0, tf.int64), tf.range(width)), tf.constant(1, tf.int64)
     )

@@ -74,7 +74,7 @@ class EncodedSentences(NamedTuple):
 
 
 class _WordEncoder:
-    """Base class of the encoders of sentences and of texts.
+    """Base class of the sentence encoder and the text encoder.
 
     Args:
         words: The vocabulary; word k has the id k + 1.

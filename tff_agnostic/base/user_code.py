@@ -49,8 +49,8 @@ _ARGUMENTS = re.compile(r" (Call arguments received|Arguments received by) ")
 class UserFile:
     """An executed Python file, which can import modules next to it, as a script can.
 
-    Every loaded file is a separate module, and so are the modules next to it. Several files, or the
-    same file twice, can thus be loaded at once.
+    Every loaded file is a separate module, and so are the modules next to it. This allows loading
+    several files at once, or the same file twice.
 
     Args:
         path: The file.

@@ -238,8 +238,8 @@ class AlphaSteps:
     def columns(self, num_domains: int) -> tuple[core.Column, ...]:
         """Returns columns of the first repetition's sampled predictors, and the round's bytes."""
         model, repetitions = self.model, self.options.repetitions
-        # Bytes of the predictors, of four numbers per predictor (alpha~, alpha, gamma, whether it
-        # is sampled), and of the scales.
+        # A message contains the predictors, four numbers per predictor (alpha~, alpha, gamma,
+        # whether it is sampled), and the domains' scales.
         sent = model.message_bytes(self.room) + (4 * self.room + num_domains) * _FLOAT_BYTES
 
         def sampled(r: core.RoundView) -> tf.Tensor:

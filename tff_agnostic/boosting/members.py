@@ -30,7 +30,7 @@ _FLOAT_BYTES = 4
 
 
 class PredictorFamily(Protocol):
-    """A family of predictors. Implementations are frozen dataclasses: equal ones share traces.
+    """A family of predictors, implemented as a frozen dataclass: equal families share traces.
 
     Attributes:
         are_densities: Whether outputs, and therefore their mixtures, are distributions.

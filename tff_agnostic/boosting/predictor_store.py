@@ -63,7 +63,7 @@ class Architecture:
 
 
 class PredictorStore(Protocol):
-    """Storage of q predictors. Implementations are frozen dataclasses: equal ones share traces."""
+    """Storage of q predictors, implemented as a frozen dataclass: equal stores share traces."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
         """Returns the arrays that contain all predictors, from each predictor's weights."""
@@ -80,7 +80,7 @@ class PredictorStore(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class OneArchitecture:
-    """Storage of predictors of one architecture, in an array [q, ...] per weight."""
+    """Storage of predictors with one architecture: an array [q, ...] per weight."""
 
     architecture: Architecture
 
@@ -107,7 +107,7 @@ class OneArchitecture:
 
 @dataclasses.dataclass(frozen=True)
 class SeveralArchitectures:
-    """Storage of predictors of several architectures, in one float32 array of all weights.
+    """Storage of predictors with several architectures: one float32 array contains all weights.
 
     Attributes:
         architectures: The distinct architectures.

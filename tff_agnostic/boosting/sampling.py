@@ -190,7 +190,7 @@ def divided(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors
 def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """Returns 1_k / gamma_k (g_k - b_k) with b_k = 2 alpha_k |h_k|^2 (1 / gamma_k - 1).
 
-    For the squared loss and independent draws its mean is the gradient.
+    Its mean is the gradient, for the squared loss and independent draws.
     """
     # b_k of section 4.2, corrected.
     bias = 2.0 * sent.alpha * squared_norms * (1.0 / sent.gamma - 1.0)
@@ -200,8 +200,8 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictor
 def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """Returns 1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
 
-    For the log loss all g_k are about -1. Steps ignore such a common offset, but masked by 1_k it
-    would reward the sampled predictors.
+    For the log loss all g_k are about -1. Steps ignore such a common offset; masked by 1_k,
+    however, the offset would reward the sampled predictors.
     """
     del squared_norms
     return (1.0 + gradients) * (sent.is_sampled / sent.gamma)

@@ -1,4 +1,4 @@
-"""Unigram models of domains or of clients, from counts of their examples."""
+"""Unigram models by domain or by client, from counts of examples."""
 
 from __future__ import annotations
 

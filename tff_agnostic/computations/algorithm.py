@@ -41,8 +41,8 @@ class Problem:
         domain_names: Names of the p domains; their order gives the domain ids.
         seed: Seed of the run; local shuffling and dropout derive from it.
         expected_counts: Expected number of examples of each domain in a round; None if unknown.
-        expected_kept_out: Expected number of examples of each domain that clients hold out of
-            training in a round; None to derive it from the algorithm's holdout fraction.
+        expected_kept_out: Like `expected_counts`, but counts the examples that clients hold out of
+            training; None to derive it from the algorithm's holdout fraction.
 
     Example:
         >>> model = logistic_regression(num_features=4, num_classes=2)

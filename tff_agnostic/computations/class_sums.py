@@ -36,8 +36,8 @@ class ClassSums(NamedTuple):
     Attributes:
         confusion: Examples by domain, class and predicted class, int64 [p, K, K]; () with more than
             `MAX_TABLE_CLASSES` classes.
-        by_class: Number of examples of each class, of examples predicted as the class, and of
-            correct predictions, by domain, int64 [p, 3, K]; () if `confusion` is present.
+        by_class: Three counts per domain and class: examples of the class, examples predicted as
+            the class, and correct predictions, int64 [p, 3, K]; () if `confusion` is present.
         scores: Examples by domain, class and binned probability of class 1, int64 [p, 2,
             SCORE_BINS]; () unless there are two classes with probabilities.
     """

@@ -58,9 +58,9 @@ class TrainingOutput(NamedTuple):
             weights.
         beta: Weight of the client, float32 scalar.
         extra: Further values that the algorithm sums, a named tuple; () if there are none.
-        domain_losses: Sum of the losses of each domain's examples, float32 [p]: at w, or during the
-            first epoch of training. With a holdout, losses, counts and metrics cover the held-out
-            examples only.
+        domain_losses: Total loss of each domain's examples, float32 [p], at w or during the first
+            epoch of training. With a holdout, losses, counts and metrics cover only the held-out
+            examples.
         domain_counts: Number of examples of each domain, int64 [p].
         metric_sums: Numerator and denominator of each metric by domain, float32 [p] each.
         clients: Outcome of the client, a count of 1 in one field.

@@ -410,7 +410,7 @@ def _adapted_vectoriser(draws_at_once: bool) -> Iterator[None]:
 
     `pfor` (in TensorFlow 2.14) adds a dozen operations per operand of an elementwise operation, to
     compute a new shape at run time. If all ranks are known, as in the models here, it suffices to
-    insert the missing axes: values are the same, tracing a model's step takes half the time, and
+    insert the missing axes. Values are the same, tracing a model's step takes half the time, and
     the graph has fewer operations. If a rank is unknown, nothing changes. The change applies only
     in this thread and this context.
     """

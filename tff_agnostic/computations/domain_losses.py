@@ -72,7 +72,7 @@ class DomainSums(NamedTuple):
     def mean_losses(self) -> tf.Tensor:
         """Returns L = sum(L^k) / N_t (lines 10, 11); 0 for a domain without measured examples.
 
-        As printed, line 11 gives 0/0 for such a domain; section 4 of the paper sets L to zero.
+        The paper's line 11 gives 0/0 for such a domain, but its section 4 sets L to zero.
         """
         return tf.math.divide_no_nan(self.losses, tf.cast(self.counts, tf.float32))
 

@@ -1,4 +1,4 @@
-"""Federated evaluation of one model or of a family of models, and counts of outcomes.
+"""Federated evaluation of a model or a family of models, and counts of outcomes.
 
 The server learns only sums: totals per domain, histograms of clients' values, and totals over
 clients of similar size.

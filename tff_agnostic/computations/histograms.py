@@ -26,7 +26,7 @@ class LinearGrid:
     num_bins: int = 201
 
     def bin_index(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the index of the nearest centre, int32, of values of any shape."""
+        """Returns the index of each value's nearest centre, int32, in the shape of `values`."""
         nearest = tf.round(values / self.upper * (self.num_bins - 1))
         return tf.cast(tf.clip_by_value(nearest, 0, self.num_bins - 1), tf.int32)
 

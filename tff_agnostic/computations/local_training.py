@@ -159,8 +159,7 @@ def local_sgd(
         def train_batch(batch: Batch, state: LocalTraining) -> LocalTraining:
             last = clients.capacity - 1
             examples = clients.take(tf.gather(order, tf.minimum(batch.positions, last), axis=-1))
-            # alpha of each example's domain; 0 past a client's last example, which thus has no
-            # gradient.
+            # Scale each example by its domain's alpha, and by 0 past a client's last example.
             scale = tf.gather(alpha, examples["domain_id"])
             scale *= tf.cast(batch.is_present, tf.float32)
             seed = fold_in(fold_in(clients.seed, epoch), batch.start)
@@ -212,8 +211,8 @@ class GradientPass(NamedTuple):
     """Gradient and sums of a client at w.
 
     Attributes:
-        gradient: Gradient of the sum of the client's losses, each times alpha of the example's
-            domain; in the structure of the trainable weights.
+        gradient: Gradient of the client's total loss, in which each example is scaled by its
+            domain's alpha; in the structure of the trainable weights.
         sums: Losses, counts and metric sums of each domain.
     """
 

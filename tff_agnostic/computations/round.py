@@ -41,7 +41,7 @@ class Message(NamedTuple):
     Attributes:
         broadcast: The algorithm's broadcast.
         aggregation: Parameters for clients that the aggregation derives from its state.
-        seed: Seed of the round: (seed of the run, number of the round), int32 [2].
+        seed: Seed of the round, int32 [2]: the run's seed, and the number of the round.
     """
 
     broadcast: Any

@@ -25,7 +25,7 @@ from tff_agnostic.models.model import Model, ModelWeights, model_measures
 
 _STEP = "step"
 _RATE, _ROUND = "learning_rate", "round"
-# beta_2 of Adam and Yogi, initial preconditioner of Yogi, and initial accumulator of Adagrad.
+# Adam's and Yogi's beta_2, Yogi's initial preconditioner, and Adagrad's initial accumulator.
 _BETA_2 = 0.999
 _YOGI_START = 1e-6
 _ADAGRAD_START = 0.1

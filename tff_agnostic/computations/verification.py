@@ -2,7 +2,7 @@
 
 The checks verify an aggregation's guarantees on compiled steps before anything runs. They fail
 closed: a guarantee without a check raises an error, as does a failed check. They do not cover what
-a sum itself reveals, as when only one client has examples of a domain.
+a sum itself reveals, for example if only one client has examples of a domain.
 
 Noise derives from a secret key. A broadcast may depend on noisy sums, but not on the key itself.
 The checks therefore follow the key through the graphs of the server's functions, and of all called

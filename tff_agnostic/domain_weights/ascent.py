@@ -5,10 +5,10 @@ sections 3 and 4.2 for both mirror maps, equation (6) for `chi2`, an additional 
 
 CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
 Heterogeneous Devices", equation (2), with the p domains instead of devices. A level theta in (0, 1]
-allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. If all
-examples of a domain have the domain's loss, the maximum of sum_i pi_i L_i over these mixtures is
-the (1 - theta)-superquantile: the mean loss of the worst fraction theta of the examples. theta = 1
-allows only alpha. If theta is at most every alpha_i, only the worst domain counts.
+allows the mixtures pi with pi_i <= alpha_i / theta, where alpha is the training mixture. Assume
+that all examples of a domain have the domain's loss. The maximum of sum_i pi_i L_i is then the (1 -
+theta)-superquantile: the mean loss over the worst fraction theta of the examples. theta = 1 allows
+only alpha. If theta is at most every alpha_i, only the worst domain counts.
 
 The functions are pure, take vectors with an entry per domain, and also accept NumPy arrays.
 """
@@ -34,7 +34,7 @@ from tff_agnostic.domain_weights.sets import (
     project_to_simplex,
 )
 
-# The smallest normal float32: processors may treat smaller ones as 0.
+# The smallest normal float32, as processors may treat smaller numbers as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 # Fractions of the total below this limit are rounding errors.
 _ROUNDING = 1e-12

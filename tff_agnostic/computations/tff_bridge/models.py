@@ -38,8 +38,8 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
-# Sizes of synthetic batches on which the loss must equal the mean of the examples' losses, and
-# tolerances of this check.
+# Sizes of synthetic batches, whose loss must equal the mean of the examples' losses, and tolerances
+# for this check.
 _CHECKED_SIZES = (1, 3, 5)
 _RTOL, _ATOL = 1e-4, 1e-5
 _SEED = (0, 0)
@@ -120,7 +120,7 @@ class _FunctionalPredict:
 
 @dataclasses.dataclass(frozen=True)
 class _FunctionalLoss:
-    """Computes the loss of each example as the loss of a batch of one example.
+    """Computes each example's loss, as the loss of a batch with one example.
 
     TFF's loss is one number per batch, mostly the mean, so domains could not have different
     weights. The loss is therefore vectorised over batches of one example.
