@@ -41,7 +41,6 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
         "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
     },
 )
-_SAMPLED = ("uniform", "weighted")
 # For each loss, the best estimator on problems with known optima; see
 # docs/reference/algorithms/fed_boost.md.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}

@@ -34,10 +34,6 @@ class LinearGrid:
         """Returns the centres, float64 [num_bins]."""
         return _fixed(np.linspace, 0.0, self.upper, self.num_bins)
 
-    def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns bins' lower edges by index, float64; indices may lie outside the grid."""
-        return (np.asarray(positions) - 0.5) * (self.upper / (self.num_bins - 1))
-
 
 @dataclasses.dataclass(frozen=True)
 class LogGrid:
@@ -57,11 +53,6 @@ class LogGrid:
     def centers(self) -> np.ndarray:
         """Returns the centres, float64 [num_bins]."""
         return _fixed(np.geomspace, self.lower, self.upper, self.num_bins)
-
-    def edge(self, positions: np.ndarray) -> np.ndarray:
-        """Returns bins' lower edges by index, float64; indices may lie outside the grid."""
-        log_ratio = math.log(self.upper / self.lower) / (self.num_bins - 1)
-        return self.lower * np.exp((np.asarray(positions) - 0.5) * log_ratio)
 
 
 Grid = Union[LinearGrid, LogGrid]
