@@ -184,7 +184,7 @@ def joined(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def split_vector(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Splits a vector into pieces of given shapes; a last piece has any remaining entries."""
+    """Splits a vector into pieces of given shapes, and one more piece if entries remain."""
     sizes = [shape.num_elements() for shape in shapes]
     num_left = vector.shape[0] - sum(sizes)
     pieces = tf.split(vector, [*sizes, num_left] if num_left else sizes)

@@ -178,7 +178,7 @@ def skellam(
 
 
 def skellam_words(variance: float, size: int) -> int:
-    """Returns the number of random words for `skellam` with the same arguments."""
+    """Returns the number of random words that `skellam` needs for this variance and size."""
     return size * num_parts(variance)
 
 
@@ -209,7 +209,7 @@ def _largest_number(variance: float) -> int:
 
 
 def num_parts(variance: float) -> int:
-    """Returns the minimum number of equal parts of a variance that each fit a table."""
+    """Returns the minimum number of equal parts of a variance, so that each part fits a table."""
     largest = 2 ** (_MAX_TABLE_BITS - 1) - 1
     # The variance for which `_table_bits` is `_MAX_TABLE_BITS`.
     widest = (largest**2 - 2 * largest * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE)
@@ -305,7 +305,7 @@ def _alias_table(counts: list[int], bits: int) -> np.ndarray:
 
 
 def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[int]]:
-    """Distributes the choices of all values over columns of equal size (Vose 1991).
+    """Distributes equally probable choices of values over columns of equal size (Vose 1991).
 
     Args:
         counts: Number of equally probable choices of each value; together they fill all columns.

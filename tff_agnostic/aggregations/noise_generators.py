@@ -60,9 +60,9 @@ _COLUMN_BITS, _CHOICE_BITS = 15, 64
 _TIE_BITS = 64 - _DIGITS * _COLUMN_BITS
 # The standard deviation s of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
-# Bound of the total variation distance between a drawn number and the accounted noise. In each of
-# three digits, 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up the
-# sum of errors.
+# Bound of the total variation distance between a drawn number and the accounted noise. In each
+# of three digits, 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up
+# the sum of errors.
 VARIATION = 2.0**-82
 # Maximum number of values in a release, and in any TensorFlow tensor.
 MAX_VALUES = 2.0**31
@@ -72,16 +72,16 @@ WORDS = 1 + _DIGITS
 MAX_MULTIPLIER = 4096.0
 # Values are clipped to this multiple of their group's bound, more than a sum over clients attains.
 _MAX_CLIENTS = 2.0**24
-# Rounding error of two such float64 values, as a multiple of the bound. Each value is rounded four
-# times to within a relative 2^-53: in a conversion, a division, a multiplication, and the division
-# by the step.
+# Rounding error of two such float64 values, as a multiple of the bound. Each value is rounded
+# four times to within a relative 2^-53: in a conversion, a division, a multiplication, and the
+# division by the step.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
 # Maximum number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
 _PRECISION = 50
 _WORD_BYTES = 8
-# The nonce of a stream consists of three little-endian words. From its last bit on, the first word
-# contains:
+# The nonce of a stream consists of three little-endian words. From its last bit on,
+# the first word contains:
 #
 #     8 bits    level of the noise's node in a tree; 0 for other noise
 #     16 bits   number of the communication step in its round
@@ -293,8 +293,8 @@ class NoiseGenerator(abc.ABC):
         number = release.number * 2**32 + tf.cast(place, tf.int64)
         sizes = [codec.size for codec in codecs]
         num_words = [codec.num_words for codec in codecs]
-        # Draw for all groups at once: starting a draw takes many times as long as drawing for a
-        # small group.
+        # Draw for all groups at once: starting a draw takes many times as long as drawing
+        # for a small group.
         uniforms, words = self._client_stream(release, number, sum(sizes), sum(num_words))
         return [
             ClientNoise(*pair)

@@ -68,8 +68,8 @@ def from_tff(
     Args:
         factory: A `tff.aggregators.WeightedAggregationFactory`, or an unweighted factory, that
             returns a mean, such as `tff.learning.robust_aggregator()`.
-        mean_weight: Client weight that an unweighted factory assumes: the factory receives each
-            client's update times the client's weight, divided by this weight.
+        mean_weight: Client weight that an unweighted factory assumes. The factory receives each
+            client's update times the client's weight over this weight.
         only_secure: Whether to reject rounds in which clients send anything except secure sums.
     """
     aggregation: Aggregation = _bridge().factory_sum(factory, others, mean_weight, only_secure)

@@ -131,8 +131,8 @@ def _remove_left_scratch_folders(parent: Path) -> None:
         match = _SCRATCH_FOLDER.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
             continue
-        # The lock detects processes in other containers. On file systems without locks the process
-        # id must suffice.
+        # The lock detects processes in other containers. On file systems without locks the
+        # process id must suffice.
         if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
             continue
         # Another process may remove the folder first, and another user's folder cannot be opened.
@@ -441,8 +441,8 @@ def read_npz(path: Path, what: str = "an .npz file of plain arrays") -> dict[str
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays to an .npz file, atomically."""
-    # Write to memory first: if the disk is full, NumPy's zip file would write again when Python
-    # deletes it.
+    # Write to memory first: if the disk is full, NumPy's zip file would write again
+    # when Python deletes it.
     content = io.BytesIO()
     np.savez(content, **arrays)
     with atomic_file(path) as file:

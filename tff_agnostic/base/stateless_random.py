@@ -31,9 +31,9 @@ MAX_POISSON = 11
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
     """Returns new seeds, int64, derived from seeds and integers; shapes are broadcast."""
     increment = tf.constant(_INCREMENT, tf.int64)
-    # Add 1 to `data` instead of adding a third summand. For three summands in a loop of a large
-    # graph TensorFlow creates an operation with a temporary variable, which still exists in the
-    # function's next call.
+    # Add 1 to `data` instead of adding a third summand. For three summands in a loop of a
+    # large graph TensorFlow creates an operation with a temporary variable, which still exists
+    # in the function's next call.
     state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * increment
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
         state = (state ^ _logical_shift(state, shift)) * multiplier

@@ -147,7 +147,7 @@ class TextEncoder(_WordEncoder):
     """Encodes texts as the ids of their first words, followed by padding."""
 
     def encode(self, texts: np.ndarray) -> np.ndarray:
-        """Returns ids, int32 [n, T], of n texts: bytes, words separated by spaces."""
+        """Returns the ids of n texts, int32 [n, T]; texts are bytes with words between spaces."""
         ids = np.full([len(texts), self._length], self.ids.pad, np.int32)
         for row, text in zip(ids, texts):
             word_ids = self._look_up(text.split()[: self._length])

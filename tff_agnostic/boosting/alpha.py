@@ -41,8 +41,7 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
         "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
     },
 )
-# For each loss, the best estimator on problems with known optima; see
-# docs/reference/algorithms/fed_boost.md.
+# The best estimator of each loss; docs/reference/algorithms/fed_boost.md compares them.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 
 

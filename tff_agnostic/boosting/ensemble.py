@@ -59,7 +59,7 @@ class EnsembleModel(Model):
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all predictors and their weights alpha."""
+        """Size in bytes of all predictors and their weights alpha."""
         return sum(np.asarray(array).nbytes for array in tf.nest.flatten(self.initial_weights))
 
     @property
@@ -68,12 +68,12 @@ class EnsembleModel(Model):
         return self.message_bytes_per_example(self.num_predictors)
 
     def message_bytes_per_example(self, count: int) -> Optional[int]:
-        """Returns the bytes per example for a message of `count` predictors."""
+        """Returns the bytes of a message with `count` predictors that one example reads."""
         assert self.members is not None
         return self.members.bytes_per_example(count)
 
     def message_bytes(self, count: int) -> int:
-        """Returns the bytes of a message of `count` predictors."""
+        """Returns the size in bytes of a message with `count` predictors."""
         assert self.members is not None
         return self.members.num_bytes(self.initial_weights.non_trainable, count)
 

@@ -52,7 +52,7 @@ class PredictorFamily(Protocol):
         """Returns a message's arrays for the predictors of given indices, int32 [static C]."""
 
     def num_bytes(self, stacks: Sequence[np.ndarray], count: int) -> int:
-        """Returns the bytes of a message of `count` predictors."""
+        """Returns the size in bytes of a message with `count` predictors."""
 
     def bytes_per_example(self, count: int) -> Optional[int]:
         """Returns the bytes that an example reads of `count` predictors; None if it reads all."""

@@ -66,8 +66,8 @@ class SharedOutputs(Outputs):
 
     def products(self, weights: tf.Tensor) -> tf.Tensor:
         """See `Outputs`."""
-        # Use sums of products, as TFLite's converter crashes on a matrix product without an axis of
-        # examples.
+        # Use sums of products, as TFLite's converter crashes on a matrix product without
+        # an axis of examples.
         mixture = tf.reduce_sum(self.table * weights, axis=1, keepdims=True)
         return tf.reduce_sum(self.table * mixture, axis=0, keepdims=True)
 

@@ -72,7 +72,7 @@ class PredictorStore(Protocol):
         """Returns a message's arrays for the predictors of given indices, int32 [C]."""
 
     def num_bytes(self, count: int) -> int:
-        """Returns the bytes of a message of `count` predictors."""
+        """Returns the size in bytes of a message with `count` predictors."""
 
     def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
         """Returns each predictor's output for n examples; `stacks` contain all or a message's."""

@@ -88,8 +88,8 @@ class PredictorSampler(NamedTuple):
         q = gamma.shape[0]
         room = self.room(budget, q)
         chosen = self.chosen(gamma, seed)
-        # Put the predictors in H_t first, in a random order: if there are too many, random ones are
-        # dropped.
+        # Put the predictors in H_t first, in a random order: if there are too many,
+        # random ones are dropped.
         order = _random_order(q, fold_in(seed, tf.constant(_FILLING)))
         is_padding = tf.cast(~tf.gather(chosen, order), tf.int32)
         indices = tf.gather(order, tf.argsort(is_padding, stable=True))[:room]

@@ -148,7 +148,7 @@ def _numbers(draw: Callable[..., tf.Tensor], dtype: str) -> Callable[[Any], Any]
 
 
 def _compiled_size(size: tf.Tensor, shape: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-    """Returns the number of values to draw: rounded up for batches of varying size."""
+    """Returns the number of values to draw, rounded up if batches have varying sizes."""
     if output.shape.rank == 0 or output.shape[0] is not None:
         return size
     rows = -(-shape[0] // _KERNEL_ROWS) * _KERNEL_ROWS

@@ -363,7 +363,7 @@ def stacked_client_arrays(
     """Returns NumPy arrays of vectorised clients.
 
     Args:
-        clients: Clients whose columns have the same shapes and dtypes; at least one.
+        clients: One or more clients; the columns of all clients have the same shapes and dtypes.
         state: State of the clients, with a leading axis of clients.
         place: `Place` of the clients; () if no aggregation needs it.
     """

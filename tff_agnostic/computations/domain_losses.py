@@ -159,7 +159,7 @@ def domain_sums_and_counts(
     counter: Optional[ExampleCounter],
     batch_size: int = _BATCH_SIZE,
 ) -> tuple[DomainSums, Any]:
-    """Returns the `domain_sums`, and each client's counts by `counter`, or () without one."""
+    """Returns the `domain_sums`, and each client's result of `counter`; () if `counter` is None."""
 
     def add_batch(batch: Batch, state: tuple[DomainSums, Any]) -> tuple[DomainSums, Any]:
         examples = clients.take(batch.positions)

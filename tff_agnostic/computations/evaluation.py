@@ -40,8 +40,8 @@ from tff_agnostic.models.metrics import Metric
 from tff_agnostic.models.model import Model, ModelWeights, model_measures
 
 SIZES = SizeGrid()
-# Number of bootstrap replicates, and maximum number of values that a client sends for each sum's
-# replicates.
+# Number of bootstrap replicates, and maximum number of values that a client sends
+# for each sum's replicates.
 _REPLICATES = 200
 _MAX_RESAMPLED = 10_000
 # Seed of the clients' bootstrap weights. It is public and the same in all runs, so that replicates

@@ -126,8 +126,8 @@ def local_sgd(
             batch_weight = tf.reduce_sum(scale)
             divisor = normalize(beta, batch_weight)
             objective = tf.math.divide_no_nan(tf.reduce_sum(scale * losses), divisor)
-            # Scale the loss by the rate, so that gradients already are steps: this saves a pass
-            # over the weights.
+            # Scale the loss by the rate, so that gradients already are steps: this saves a
+            # pass over the weights.
             objective *= rate
         steps = tape.gradient(
             objective, trained, unconnected_gradients=tf.UnconnectedGradients.ZERO

@@ -76,8 +76,8 @@ class Exponential(Options):
 
     def at(self, t: tf.Tensor) -> tf.Tensor:
         """Returns the factor of round t, a float32 scalar."""
-        # Use the logarithm of the exact f: rounding f to float32 first would multiply the error by
-        # t.
+        # Use the logarithm of the exact f: rounding f to float32 first would multiply
+        # the error by t.
         return tf.exp(t * (math.log(self.factor) / self.rounds))
 
 

@@ -142,9 +142,9 @@ def require_no_plain_sums(computation: tff.Computation) -> None:
 
 
 def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
-    # A value that is summed alone loses its name in the compiled form. The source still has the
-    # name if it selects the value from a client's result, as in
-    # `tff.federated_sum(result["loss"])`.
+    # A value that is summed alone loses its name in the compiled form. The
+    # source still has the name if it selects the value from a client's
+    # result, as in `tff.federated_sum(result["loss"])`.
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
@@ -168,8 +168,8 @@ def _is_plain_aggregation(block: Any) -> bool:
 
 
 def _is_placed(value_type: tff.Type, placement: Any) -> bool:
-    # Some intrinsics take several arguments, such as a weighted mean, or an aggregation by
-    # functions.
+    # Some intrinsics take several arguments, such as a weighted mean, or
+    # an aggregation by functions.
     if isinstance(value_type, tff.StructType):
         elements = tff.structure.iter_elements(value_type)
         return any(_is_placed(element, placement) for _, element in elements)

@@ -1,7 +1,7 @@
 """Updates of lambda: mirror ascent, CVaR, or none, with one step per round along domain losses.
 
 Sources of mirror ascent: Ro et al. 2021, Algorithm 1, SERVER line 12; Mohri, Sivek, Suresh 2019,
-sections 3 and 4.2 for both mirror maps, equation (6) for `chi2`, an additional objective term.
+sections 3 and 4.2 (both mirror maps) and equation (6) (the additional term `chi2`).
 
 CVaR over domains: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with
 Heterogeneous Devices", equation (2), with the p domains instead of devices. A level theta in (0, 1]

@@ -39,7 +39,7 @@ class BallSet(Options):
     radius: Annotated[float, Within(above=0)] = 1.0
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda for domains with these names and training mixture, [p]."""
+        """Returns the set Lambda for the given domains and their training mixture, [p]."""
         return Ball(tuple(training_mixture.tolist()), self.radius)
 
 

@@ -109,8 +109,8 @@ def project_to_simplex(
     """
     if is_free is not None:
         vector = tf.where(is_free, vector, -np.inf)
-    # Shift the maximum to 0, which has no effect but saves digits: float32 cannot represent 2^24 +
-    # 1.
+    # Shift the maximum to 0, which has no effect but saves digits: float32 cannot
+    # represent 2^24 + 1.
     vector = vector - tf.reduce_max(vector)
     descending = tf.sort(vector, direction="DESCENDING")
     ranks = tf.range(1, tf.size(vector) + 1, dtype=vector.dtype)
@@ -311,7 +311,7 @@ class SimplexSet(Options):
     """All mixtures of the domains."""
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda for domains with these names and training mixture, [p]."""
+        """Returns the set Lambda for the given domains and their training mixture, [p]."""
         return Simplex()
 
 
@@ -328,7 +328,7 @@ class BoxSet(Options):
     upper: Optional[Annotated[tuple[float, ...], Within(least=0, most=1)]] = None
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda for domains with these names and training mixture, [p]."""
+        """Returns the set Lambda for the given domains and their training mixture, [p]."""
         lower = self._per_domain("lower", len(domain_names), default=0.0)
         upper = self._per_domain("upper", len(domain_names), default=1.0)
         for name, low, high in zip(domain_names, lower, upper):
@@ -363,5 +363,5 @@ class HullSet(Options):
     file: Path
 
     def build(self, domain_names: Sequence[str], training_mixture: np.ndarray) -> LambdaSet:
-        """Returns Lambda for domains with these names and training mixture, [p]."""
+        """Returns the set Lambda for the given domains and their training mixture, [p]."""
         return Hull(*read_mixtures(self.file, domain_names))

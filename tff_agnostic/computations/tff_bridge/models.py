@@ -38,8 +38,8 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
-# Sizes of synthetic batches, whose loss must equal the mean of the examples' losses, and tolerances
-# for this check.
+# Sizes of synthetic batches, whose loss must equal the mean of the examples' losses, and
+# tolerances for this check.
 _CHECKED_SIZES = (1, 3, 5)
 _RTOL, _ATOL = 1e-4, 1e-5
 _SEED = (0, 0)
