@@ -320,14 +320,14 @@ def without_noise_below(
         if bound.public_sum is not None:
             result[i] = tf.fill(values[i].shape, tf.constant(bound.public_sum, tf.float64))
         elif bound.denominator:
-            is_there = (values[i] > 0) & (values[i] >= absent_below * deviations[i])
-            result[i] = tf.where(is_there, values[i], tf.zeros_like(values[i]))
+            is_present = (values[i] > 0) & (values[i] >= absent_below * deviations[i])
+            result[i] = tf.where(is_present, values[i], tf.zeros_like(values[i]))
         elif bound.exclusive_group is not None:
             result[i] = tf.maximum(values[i], 0.0)
     for i, bound in enumerate(bounds):
         if bound.ratio is None or bound.denominator:
             continue
-        below = next(
+        k_denominator = next(
             (
                 k
                 for k, other in enumerate(bounds)
@@ -335,11 +335,11 @@ def without_noise_below(
             ),
             None,
         )
-        if below is None:
+        if k_denominator is None:
             continue
-        denominator = result[below]
+        denominator = result[k_denominator]
         if not bound.signed:
-            largest = denominator * (bound.limit / bounds[below].limit)
+            largest = denominator * (bound.limit / bounds[k_denominator].limit)
             result[i] = tf.minimum(tf.maximum(result[i], 0.0), largest)
         else:
             result[i] = tf.where(denominator > 0, result[i], tf.zeros_like(result[i]))

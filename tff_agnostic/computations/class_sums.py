@@ -101,15 +101,15 @@ class ClassCounting:
         """Returns each example's predicted class and score bin, int32 [n]; bin 0 if not binned."""
         del examples
         scores = self._scores.from_predictions(predictions)
-        answers = tf.argmax(scores, axis=-1, output_type=tf.int32)
+        predicted = tf.argmax(scores, axis=-1, output_type=tf.int32)
         if self._from_logits is None:
-            return answers, tf.zeros_like(answers)
+            return predicted, tf.zeros_like(predicted)
         scores = tf.cast(scores, tf.float32)
         positive = scores[:, 1]
         if self._from_logits:
             positive = tf.sigmoid(scores[:, 1] - scores[:, 0])
         bins = tf.cast(tf.math.floor(positive * SCORE_BINS), tf.int32)
-        return answers, tf.clip_by_value(bins, 0, SCORE_BINS - 1)
+        return predicted, tf.clip_by_value(bins, 0, SCORE_BINS - 1)
 
     def add(
         self,
@@ -119,7 +119,7 @@ class ClassCounting:
         results: tuple[tf.Tensor, tf.Tensor],
     ) -> tf.Tensor:
         """Adds the results of `examine` to the counts; values are [b], vectorised [G, b]."""
-        answers, bins = results
+        predicted, bins = results
         domains, labels = examples["domain_id"], tf.cast(examples["y"], tf.int32)
         k = self.num_classes
         is_counted = is_present & (labels >= 0) & (labels < k)
@@ -127,18 +127,18 @@ class ClassCounting:
         labels = tf.where(is_counted, labels, 0)
         counted = tf.cast(is_counted, tf.int64)
         if self._has_table:
-            places, values = [(domains * k + labels) * k + answers], [counted]
+            positions, values = [(domains * k + labels) * k + predicted], [counted]
         else:
-            is_right = tf.cast(tf.equal(labels, answers), tf.int64)
-            places = [
-                3 * k * domains + i * k + row for i, row in enumerate((labels, answers, labels))
+            is_right = tf.cast(tf.equal(labels, predicted), tf.int64)
+            positions = [
+                3 * k * domains + i * k + row for i, row in enumerate((labels, predicted, labels))
             ]
             values = [counted, counted, counted * is_right]
         if self._from_logits is not None:
             first = self.num_domains * k * k
-            places.append(first + (domains * 2 + labels) * SCORE_BINS + bins)
+            positions.append(first + (domains * 2 + labels) * SCORE_BINS + bins)
             values.append(counted)
-        return add_at(total, tf.concat(places, axis=-1), tf.concat(values, axis=-1))
+        return add_at(total, tf.concat(positions, axis=-1), tf.concat(values, axis=-1))
 
     def sums(self, total: tf.Tensor) -> ClassSums:
         """Splits concatenated counts into the fields of `ClassSums`."""

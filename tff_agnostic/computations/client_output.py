@@ -204,11 +204,11 @@ def training_bounds(
     """
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
-        most = limits.beta(float(limits.examples) if max_weight is None else max_weight)
+        max_beta = limits.beta(float(limits.examples) if max_weight is None else max_weight)
         # The server divides these sums: their ratio is the average update.
-        delta = Bound(most * limits.update, signed=True, ratio="update")
+        delta = Bound(max_beta * limits.update, signed=True, ratio="update")
         beta = Bound(
-            most,
+            max_beta,
             ratio="update",
             denominator=True,
             public_sum=expected_weight,

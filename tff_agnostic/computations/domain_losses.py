@@ -293,19 +293,19 @@ class Holdout:
             self._scaled_by_share(num_examples, bits), _all_but_one(num_examples)
         )
         num_trained = num_examples - num_kept_out
-        least = tf.minimum(self._scaled_by_share(capacity), _all_but_one(capacity))
+        min_kept_out = tf.minimum(self._scaled_by_share(capacity), _all_but_one(capacity))
         drawn = random_order(seed, num_examples, capacity)
         kept_out = dataclasses.replace(
             clients,
             num_examples=num_kept_out,
             # Bounds must depend on the capacity alone, as XLA needs static shapes.
-            capacity=tf.minimum(least + 1, _all_but_one(capacity)),
+            capacity=tf.minimum(min_kept_out + 1, _all_but_one(capacity)),
             order=drawn,
         )
         trained = dataclasses.replace(
             clients,
             num_examples=num_trained,
-            capacity=capacity - least,
+            capacity=capacity - min_kept_out,
             order=_without_first(drawn, num_kept_out, num_examples),
         )
         return kept_out, trained

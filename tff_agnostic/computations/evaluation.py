@@ -402,18 +402,18 @@ def choose_models(
         num_domains: Number of domains p.
         holdout: Holds out the examples that are used for the choice.
     """
-    to_choose_by, rest = holdout.split(clients)
+    choice_clients, other_clients = holdout.split(clients)
     losses, sums = [], []
     for weights in family:
-        by = domain_sums(model, num_domains, weights, to_choose_by)
-        losses.append(tf.reduce_sum(by.losses, axis=-1))
-        sums.append(domain_sums(model, num_domains, weights, rest))
+        choice_sums = domain_sums(model, num_domains, weights, choice_clients)
+        losses.append(tf.reduce_sum(choice_sums.losses, axis=-1))
+        sums.append(domain_sums(model, num_domains, weights, other_clients))
     output: ChoiceOutput = clients.map(
         lambda *measured: _choose(model, *measured),
         losses,
         sums,
-        to_choose_by.num_examples,
-        rest.num_examples,
+        choice_clients.num_examples,
+        other_clients.num_examples,
     )
     return output
 

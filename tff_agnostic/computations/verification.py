@@ -235,12 +235,14 @@ def require_secrets_stay(round_: Round) -> None:
         _require_independence(message, traced.graph, secrets, step.step.name)
         if k < len(round_.steps) - 1:
             message_spec = tensor_specs(message)
-            answer = _client_result_specs(step, message_spec, round_.client_data_spec, client_state)
+            result_specs = _client_result_specs(
+                step, message_spec, round_.client_data_spec, client_state
+            )
             if step.step.keeps_client_state:
-                client_state = answer.state
+                client_state = result_specs.state
             # A sum has the shapes of one client's output.
             function = round_.next_step
-            arguments = (state_spec, tensor_specs(progress), answer.output)
+            arguments = (state_spec, tensor_specs(progress), result_specs.output)
 
 
 def _client_result_specs(
