@@ -15,7 +15,7 @@ class UserError(ValueError):
     """
 
     def __str__(self) -> str:
-        """Returns the message with escaped control characters, as names from files have some."""
+        """Returns the message; control characters, which names may contain, are escaped."""
         return printable(super().__str__(), kept="\n")
 
 

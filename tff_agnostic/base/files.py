@@ -180,7 +180,7 @@ def finite_or_none(value: float) -> Optional[float]:
 
 
 def named_path(where: str, text: str) -> Path:
-    """Returns a user's path; errors name the place `where`, such as "--output_dir"."""
+    """Returns the path that a user gave; errors name the place `where`, such as "--output_dir"."""
     if not text:
         raise UserError(f"{where}: expected a path, found an empty one")
     if "\0" in text:

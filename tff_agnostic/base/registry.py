@@ -32,7 +32,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._entries[name]
 
     def given(self, where: str, name: str) -> T:
-        """Returns the entry of a user's name; errors name the place `where`, such as "--task"."""
+        """Returns the entry that a user chose; errors name the place `where`, such as "--task"."""
         try:
             return self[name]
         except UserError as e:

@@ -36,7 +36,8 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
     "mirror map",
     {
         "entropy": exponentiated_gradient,
-        # F = |x|^2 / 2. The paper prints F = |x|^2 in section 3.1, whose gradient is 2 x.
+        # "euclidean" has F = |x|^2 / 2. "squared" has F = |x|^2, as printed in section 3.1, with
+        # the gradient 2 x.
         "euclidean": projected_gradient,
         "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
     },

@@ -100,7 +100,7 @@ def security_report(computation: tff.Computation) -> SecurityReport:
 
     Raises:
         TypeError: If `computation` has another form.
-        ValueError: If it communicates in a way that TFF's compiler cannot reduce to sums.
+        ValueError: If TFF's compiler cannot reduce its communication to sums.
     """
     form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
         _in_two_results(computation), without_graph_optimization()
