@@ -380,7 +380,8 @@ def content_digest(facts: Any, arrays: Iterable[Any] = ()) -> str:
     """Returns the SHA-256 of JSON values and of arrays, including their dtypes and shapes."""
     result = hashlib.sha256(json.dumps(facts).encode())
     for array in map(np.asarray, arrays):
-        # The bytes of an array of Python objects, such as strings, would be addresses.
+        # Hash the values instead of the bytes of Python objects, such as
+        # strings, which are addresses.
         content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
         result.update(f"{array.dtype}{array.shape}".encode())
         result.update(content)

@@ -1,6 +1,6 @@
 """Large packages, imported on first use.
 
-Commands that only print help or reject flags thus start without importing them. Modules write `from
+Commands that only print help or reject flags thus start without these packages. Modules write `from
 tff_agnostic.base.later import tf` instead of `import tensorflow as tf`, and use `tf` as usual.
 Python's own lock guards the import.
 """

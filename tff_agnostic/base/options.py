@@ -79,8 +79,8 @@ class Within:
     """The valid range of a number, or of all numbers in a tuple.
 
     Attributes:
-        least: Minimum.
-        most: Maximum.
+        least: Minimum of the range.
+        most: Maximum of the range.
         above: Exclusive lower limit.
         below: Exclusive upper limit.
         or_zero: Whether 0 is also allowed.

@@ -254,7 +254,7 @@ class UserImports(MetaPathFinder):
         self._folder = folder
         self._own: dict[str, bool] = {}
         self._by_name: dict[str, types.ModuleType] = {}
-        # Import statements of a module call this function.
+        # Import statements call the function `__import__` among a module's builtins.
         self._builtins = {**vars(builtins), "__import__": self._import}
         # Python's caches may lack a recently written module.
         importlib.invalidate_caches()

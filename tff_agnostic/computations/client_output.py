@@ -141,7 +141,7 @@ def all_finite(structure: Any) -> tf.Tensor:
 
 
 def zero_if_not_finite(output: Any, weight: tf.Tensor, clients: Clients) -> Any:
-    """Replaces outputs of clients that could spoil a sum by zeros, and counts outcomes.
+    """Sets outputs to zero for clients that could spoil a sum, and counts outcomes.
 
     Clients without examples, and clients with a non-finite value, could spoil a sum.
 

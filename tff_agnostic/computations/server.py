@@ -182,7 +182,8 @@ def training_columns(
     )
     return (
         measure("loss", lambda sums: sums.mean_losses()),
-        # Comes before the other count: the first count in a report shows which domains have a loss.
+        # The count of held-out examples comes first, as a report's first count shows which
+        # domains have a loss.
         *([held_out] if is_held_out else []),
         count(
             "train/num_examples",
