@@ -153,8 +153,8 @@ class ClassCounting:
     def bounds(self, limits: ClientLimits) -> ClassSums:
         """Returns the bound of every value.
 
-        n examples add at most n to one entry of a table, so their norm is at most n. In `by_class`
-        they do so in each of three rows, so their norm is at most sqrt(3) n.
+        n examples add at most n in total to a table, so its norm is at most n. In `by_class` they
+        add at most n to each of three rows, so its norm is at most sqrt(3) n.
         """
         shapes, n = self._shapes, limits.examples
         table = Bound(n, integer=True)
