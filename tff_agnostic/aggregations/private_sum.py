@@ -315,7 +315,7 @@ class PrivateAggregation(Aggregation):
         return ClippedOutput(tf.nest.pack_sequence_as(output, sent), bits)
 
     def group_limits(self, clip_norms: tf.Tensor, bounds: Any) -> list[tf.Tensor]:
-        """Returns the bound of each group's norm, float64; an update's depends on its clip norm."""
+        """Returns each group's norm bound, float64; an update's bound depends on its clip norm."""
         norms = iter(tf.unstack(tf.cast(clip_norms, tf.float64)))
         return [
             group.limit * (next(norms) if group.is_update else tf.constant(1.0, tf.float64))

@@ -100,7 +100,7 @@ def averaging(
         static: Further keyword arguments of `client_work`, hashable; see `HashablePartial`.
         bounds: `ClientLimits` -> a `Bound` for each value of a client's output.
         memory: () -> the memory before the first round.
-        send: memory -> what the server broadcasts of it.
+        send: memory -> the values to broadcast.
         remember: (memory, sum over clients) -> the next memory.
         columns: Scalars that a round reports.
         domain_columns: Vectors that a round reports, with an entry per domain.
