@@ -524,7 +524,7 @@ def output_folder(given: Optional[Path], parent: Path, name: str, resume: bool) 
     Args:
         given: Folder that the user names, which is yielded unchanged; None for a new numbered
             folder.
-        parent: Parent of the automatically named folders.
+        parent: Folder that contains the numbered folders.
         name: Name of the numbered folders, without the number.
         resume: Whether to use the newest folder with files, if one exists.
     """

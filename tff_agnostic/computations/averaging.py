@@ -105,7 +105,7 @@ def averaging(
         columns: Scalars that a round reports.
         domain_columns: Vectors that a round reports, with an entry per domain.
         is_held_out: Whether losses are measured on examples held out of training.
-        while_training: Whether losses are measured during the first epoch of training.
+        while_training: Whether the first epoch of training measures the losses.
         more: Further attributes of the `Algorithm`, by keyword.
     """
     model, optimizer = problem.model, options.server.build(problem.model)

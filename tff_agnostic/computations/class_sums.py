@@ -38,7 +38,7 @@ class ClassSums(NamedTuple):
             `MAX_TABLE_CLASSES` classes.
         by_class: Three counts per domain and class: examples of the class, examples predicted as
             the class, and correct predictions, int64 [p, 3, K]; () if `confusion` is present.
-        scores: Examples by domain, class and binned probability of class 1, int64 [p, 2,
+        scores: Number of examples by domain, class and binned probability of class 1, int64 [p, 2,
             SCORE_BINS]; () unless there are two classes with probabilities.
     """
 

@@ -25,8 +25,8 @@ class Convolution:
     Attributes:
         strides: Pixels between two positions of the kernel, down and to the right.
         dilations: Pixels between two neighbouring entries of the kernel.
-        before: Rows and columns of zeros above and to the left of an image.
-        after: Rows and columns of zeros below and to the right of an image.
+        before: Zeros above and to the left of an image, in rows and columns.
+        after: Zeros below and to the right of an image, in rows and columns.
     """
 
     strides: Pair

@@ -37,11 +37,11 @@ class ClientCounts(NamedTuple):
     """Outcome of one client: exactly one field is 1, the others are 0; int64 scalars.
 
     Attributes:
-        contributed: Whether the client's update has a positive weight.
-        zero_weight: Whether the client has examples, but weight 0 in this round's average.
-        empty: Whether the client has no examples.
-        non_finite: Whether the client's update, weight or losses were not finite, so that its
-            output became zeros.
+        contributed: 1 for a client with a positive weight.
+        zero_weight: 1 for a client with examples whose weight in this round's average is 0.
+        empty: 1 for a client without examples.
+        non_finite: 1 for a client with a non-finite update, weight or loss; all of its other output
+            became zeros.
     """
 
     contributed: tf.Tensor

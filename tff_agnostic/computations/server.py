@@ -124,8 +124,8 @@ def training_columns(
         domain_weights: Columns about the weights of domains.
         finalizer: Columns about the server step, in addition to the norm of the update.
         output: `RoundView` -> the sum over the cohort, with `domain_sums` and `clients`.
-        while_training: Whether losses and metrics are measured during the first epoch, each example
-            before its batch's step; otherwise they are measured at w_{t-1}, before the training.
+        while_training: Whether the first epoch measures losses and metrics, each example before its
+            batch's step; otherwise they are measured at w_{t-1}, before the training.
     """
     prefix = "first_epoch" if while_training else "train"
     when = "in the first epoch of training" if while_training else "on the cohort, before training"
