@@ -28,7 +28,7 @@ from tff_agnostic.domain_weights.ascent import (
 )
 from tff_agnostic.domain_weights.excess import excess_losses
 
-# Limit of the window, which is part of the server's state, and thus of every checkpoint.
+# Maximum size of the window of example counts, which every checkpoint contains.
 _MAX_WINDOW_BYTES = 64 * 2**20
 
 
@@ -37,10 +37,10 @@ class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.LossOptio
     """Options of AgnosticFedAvg.
 
     Attributes:
-        window: r, number of rounds whose counts scale lambda.
+        window: Number r of recent rounds whose mean example counts divide lambda.
 
     Source:
-        Ro et al. 2021, Algorithm 1; the other options are those of its two players.
+        Ro et al. 2021, Algorithm 1.
 
     Example:
         >>> options = AgnosticFedAvgOptions(client=ClientTraining(epochs=2), window=5)
@@ -67,8 +67,9 @@ class Domains(NamedTuple):
     """The server's memory of the domains.
 
     Attributes:
-        lambda_: Coordinates of lambda_t in Lambda, float32 [p] or, in a hull of q mixtures, [q].
-        window: N_{t-r+1}, ..., N_t, oldest first, float32 [r, p].
+        lambda_: Coordinates of lambda_t in the set Lambda, float32 [p]; [q] if Lambda is the convex
+            hull of q mixtures.
+        window: Example counts N_{t-r+1}, ..., N_t, oldest first, float32 [r, p].
         mean_counts: Mean of the window, always positive, float32 [p]; see `slide`.
         mean_lambda: `MeanLambda` if lambda follows excess losses; () otherwise.
     """
@@ -88,7 +89,7 @@ def client_work(
     training: core.ClientTraining,
     holdout: core.Holdout,
 ) -> core.TrainingOutput:
-    """CLIENT of Algorithm 1."""
+    """Runs procedure CLIENT of Algorithm 1."""
     weights, alpha = broadcast
     # Lines 2 to 6: L^k and N^k at w, and the examples to train on.
     sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)
@@ -107,14 +108,14 @@ def agnostic_fed_avg(
     slope: Optional[Slope] = None,
     initial_counts: Optional[Sequence[float]] = None,
 ) -> core.Algorithm:
-    """Returns AgnosticFedAvg; line 9, w_t = sum_k beta^k w^k / beta_t, is in `core.averaging`.
+    """Returns AgnosticFedAvg; `core.averaging` computes line 9, w_t = sum_k beta^k w^k / beta_t.
 
     Args:
         problem: The learning problem.
         slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
-        initial_counts: N_0, p positive numbers that fill the window before the first round; None
-            for the expected counts of a round. With r = 1 only their ratios matter; with r > 1 they
-            share the window with real counts for r - 1 rounds, so that their size matters.
+        initial_counts: N_0, p positive numbers that fill the window before the first round; if
+            None, the expected counts per round. With r = 1 only their ratios matter. With r > 1
+            their size matters too, because they are averaged with real counts for r - 1 rounds.
 
     Source:
         Ro et al. 2021, Algorithm 1.
@@ -147,7 +148,7 @@ def agnostic_fed_avg(
         # Line 10: N_t = sum_k N^k
         sums = summed.domain_sums
         counts = tf.cast(sums.trained_counts, tf.float32)
-        # Line 11: L = sum_k L^k / N_t over the measured examples, minus b if there are baselines.
+        # Line 11: L = sum_k L^k / N_t over the measured examples, minus the baselines b, if any.
         losses = excess_losses(sums.mean_losses(), baselines, sums.counts > 0)
         # Line 12:
         # lambda_t = lambda_{t-1} exp(gamma_lambda L) / sum_i lambda_{t-1}^i exp(gamma_lambda L_i)
@@ -167,7 +168,7 @@ def agnostic_fed_avg(
     if baselines is not None:
         mean = core.Column(MEAN_LAMBDA, lambda r: r.after.memory.mean_lambda.mean)
         domain_columns.append(mean)
-    # With losses of the first epoch, clients do the work of FedAvg, with alpha as scale of domains.
+    # If clients measure losses in the first epoch, they run FedAvg's work with this alpha.
     is_one_pass = options.is_measured_while_training
     work: Callable[..., Any] = client_work
     if is_one_pass:
@@ -181,7 +182,7 @@ def agnostic_fed_avg(
         memory=memory,
         send=scale,
         remember=remember,
-        # sum_k beta^k = sum_i alpha_i N_t^i, which is sum_i lambda_i = 1 with the expected counts.
+        # sum_k beta^k = sum_i alpha_i N_t^i; with the expected counts this is sum_i lambda_i = 1.
         bounds=core.training_bounds(
             problem.model, core.MAX_ROUND_SHARE, expected_weight=1.0, holdout=holdout
         ),
@@ -210,10 +211,10 @@ def first_counts(window: int, counts: Optional[Sequence[float]], p: int) -> np.n
 def slide(
     window: tf.Tensor, mean_counts: tf.Tensor, counts: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the window with N_t instead of its oldest counts, and its mean.
+    """Returns the window after N_t has replaced its oldest counts, and the window's mean.
 
-    A domain that is absent from the complete window keeps its last positive mean, where the paper
-    has 0/0. A round without examples changes nothing.
+    A domain without examples in the entire window keeps its last positive mean; in the paper its
+    mean is 0, and alpha is undefined. A round without examples changes nothing.
     """
     slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
     # (1 / r) sum_{j=t-r+1}^t N_j

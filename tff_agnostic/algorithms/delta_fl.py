@@ -2,18 +2,18 @@
 
 The paper is "A Superquantile Approach to Federated Learning with Heterogeneous Devices".
 
-A model of conformity level theta minimises the superquantile of the clients' losses: their mean
-over the theta of all clients, by weight, with the largest losses. theta = 1 is FedAvg; a theta
-below every client's weight is the worst client. Several levels form a family of models, each
-trained on the same cohorts as if it were alone.
+A model with conformity level theta minimises the superquantile (CVaR) of the client losses: the
+mean over the clients with the largest losses whose weights add up to a fraction theta of the total.
+theta = 1 is FedAvg; if theta is below every client's weight, only the worst client counts. Several
+levels form a family of models, which train independently on the same cohorts.
 
-A round of Algorithm 2 asks for the losses, finds their quantile, and trains the clients above it.
-If the threshold is known before, from the previous round or tracked, the round has one step; see
-`tail_thresholds`. Algorithm 1 keeps a threshold for several rounds, which then have no survey.
+A round of Algorithm 2 first surveys the clients' losses to find their quantile, and then trains the
+clients above it. With a lagged or tracked threshold, the round has only the second step; see
+`tail_thresholds`. Algorithm 1 surveys only every few rounds, and keeps the threshold in between.
 
-In Algorithm 2 every client with a loss of at least the threshold counts in full. Here, by default,
-clients at the threshold share the part of theta that the clients above it leave. `--preset=paper`
-is the algorithm as printed.
+In Algorithm 2 every client whose loss is at least the threshold counts in full. Here, by default,
+clients exactly at the threshold share what remains of theta after the clients above it.
+`--preset=paper` runs the algorithm as printed.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
     """Options of Delta-FL.
 
     Attributes:
-        theta: Levels theta of Delta-FL, comma-separated: the fraction of the clients, by weight,
-            with the largest losses, that a model is trained for; 1 is FedAvg. Each level has a
-            model.
-        threshold: Source of the threshold above which clients train: a survey of the losses, in
-            bins 2.7% wide (survey); three surveys, which find the quantile exactly (refined); or,
-            in one step, the losses of the previous round (lagged), or a threshold that moves by
-            factors (tracked).
-        boundary: Weight of clients at the threshold: the rest of theta (exact); full, as printed
-            (paper); or, above it, increasing with the loss, as in the smoothed objective (smooth).
+        theta: Levels theta of Delta-FL, comma-separated. Each level trains a model for the clients
+            with the largest losses that make up this fraction of the total weight; 1 is FedAvg.
+        threshold: Source of the threshold above which clients train: one survey of the losses, in
+            bins 2.7% wide (survey); three surveys, for the exact quantile (refined); without a
+            survey, the losses of the previous round (lagged); or, without a survey, a threshold
+            that moves by factors (tracked).
+        boundary: Weight of clients at the threshold: what remains of theta (exact), or full, as in
+            the paper (paper). With the smoothed objective, the weight increases with the loss above
+            the threshold (smooth).
     """
 
     theta: Annotated[tuple[float, ...], Within(above=0, most=1)] = (0.5,)
@@ -83,7 +83,7 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
 
 
 class Level(NamedTuple):
-    """State of a level at the server.
+    """Server state of a level.
 
     Attributes:
         weights: w_t.
@@ -102,7 +102,7 @@ class DeltaFlState(NamedTuple):
     Attributes:
         levels: State of each level.
         rounds_since_survey: Number of rounds since the last survey, int32 scalar; 0 if the next
-            round has one; () if all rounds or no rounds have surveys.
+            round has a survey; () if all rounds or no rounds have surveys.
     """
 
     levels: tuple[Level, ...]
@@ -113,7 +113,8 @@ class SurveyMessage(NamedTuple):
     """Message of a survey.
 
     Attributes:
-        weights: w_t of each level in the first survey; afterwards clients remember their losses.
+        weights: w_t of each level in the first survey; () in later surveys, as clients keep their
+            losses.
         questions: Question of each level; see `Threshold.question`.
     """
 
@@ -135,7 +136,7 @@ class LevelMessage(NamedTuple):
 
 
 class TailBroadcast(NamedTuple):
-    """Message of the training."""
+    """Message of the training step."""
 
     levels: tuple[LevelMessage, ...]
 
@@ -144,8 +145,8 @@ class LevelOutput(NamedTuple):
     """Output of a client for a level.
 
     Attributes:
-        delta: w_t - w_k times the client's weight, with the structure of the trainable weights.
-        weight: alpha_k times its counted fraction, float32 scalar.
+        delta: (w_t - w_k) times `weight`, with the structure of the trainable weights.
+        weight: alpha_k times the fraction that counts, float32 scalar.
         answer: The client's answer for the next threshold; () after a survey.
     """
 
@@ -178,7 +179,7 @@ def survey_work(
     client_weighting: str,
     holdout: core.Holdout,
 ) -> core.ClientResult:
-    """Algorithm 2, line 4: answers with a statistic of F_k(w_t), and remembers the losses."""
+    """Runs line 4 of Algorithm 2: sends a statistic of F_k(w_t), and keeps the losses."""
 
     def answer(threshold: Threshold, question: Any, sums: core.DomainSums) -> Any:
         def client_answer(sums: core.DomainSums) -> tuple[Any, tf.Tensor]:
@@ -205,7 +206,7 @@ def tail_work(
     is_surveyed: bool,
     holdout: core.Holdout,
 ) -> TailOutput:
-    """Algorithm 2, lines 6 to 8: trains, if the client's loss is in the tail.
+    """Runs lines 6 to 8 of Algorithm 2: trains each client whose loss is in the tail.
 
     Args:
         broadcast: w_t and eta_t of each level.
@@ -236,8 +237,8 @@ def tail_work(
         ) -> tuple[LevelOutput, tf.Tensor]:
             loss, whole = _loss(sums), _whole_weight(client_weighting, sums)
             weight = share * tf.cast(whole, tf.float32)
-            # Exclude clients outside of the tail explicitly: their weights may be infinite, and 0 *
-            # NaN is NaN.
+            # Multiplying by a weight of 0 does not exclude a client outside the tail: its w_k may
+            # not be finite, and 0 * NaN is NaN.
             delta = [
                 tf.where(weight > 0, weight * (w - w_k), 0.0)
                 for w, w_k in zip(weights.trainable, trained)
@@ -275,15 +276,15 @@ def _measured(
 
 
 def _loss(sums: core.DomainSums) -> tf.Tensor:
-    """Returns F_k; 0 if the client measures nothing, as it then has no weight."""
+    """Returns F_k; 0 for a client without measured examples, whose weight is 0."""
     return sums.mean_loss(otherwise=tf.constant(0.0))
 
 
 def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
     """Returns alpha_k, up to a factor common to all clients, int64.
 
-    A client that measures nothing, such as a client that trains on its only example, is not in the
-    tail, and has no weight.
+    A client without measured examples, such as a client that trains on its only example, has the
+    weight 0 and is not in the tail.
     """
     whole = core.CLIENT_WEIGHTINGS[client_weighting](tf.reduce_sum(sums.trained_counts))
     measures = tf.cast(tf.reduce_sum(sums.counts) > 0, tf.int64)
@@ -291,7 +292,7 @@ def _whole_weight(client_weighting: str, sums: core.DomainSums) -> tf.Tensor:
 
 
 def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
-    """Returns Delta-FL, with a step for each survey and one for the training."""
+    """Returns Delta-FL, with a communication step for each survey and one for training."""
     model, optimizer = problem.model, options.server.build(problem.model)
     thresholds, surveys = options.thresholds(), options.threshold.surveys
     has_pauses = options.threshold.rounds > 1
@@ -310,7 +311,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         return tf.equal(state.rounds_since_survey, 0) if has_pauses else tf.constant(True)
 
     def answers(k: int, *sums: Any) -> list[Any]:
-        """Returns the answers for a level, to the surveys so far or from the training."""
+        """Returns level k's summed answers to the surveys so far, or those sent while training."""
         if surveys:
             return [survey.answers[k] for survey in sums[: len(surveys)]]
         return [sums[-1].levels[k].answer]
@@ -453,7 +454,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
 
 def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> None:
-    """Raises an error for a threshold that cannot order the losses: it would train every client."""
+    """Raises OptionError if a threshold cannot order the losses, as every client would train."""
     train = report["client_work"]["train"]
     counts = np.asarray(train["num_examples"], np.float64)
     # A domain without examples has no loss.

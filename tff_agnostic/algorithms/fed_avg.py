@@ -1,16 +1,16 @@
-"""FedAvg and its variations: on one domain only, FedProx, FedAvg-Sub.
+"""FedAvg and its variants: target-only FedAvg, FedProx, FedAvg-Sub.
 
-FedAvg (McMahan et al. 2017) has the components of Algorithm 1 of Ro et al. 2021, with a constant
-alpha of 1 for every domain: beta^k is the client's number of examples. On one domain only, alpha is
-1 for that domain and 0 for the others.
+FedAvg (McMahan et al. 2017) is Algorithm 1 of Ro et al. 2021 with alpha fixed at 1 for every
+domain, so that beta^k is the client's number of examples. Target-only FedAvg fixes alpha at 1 for
+one domain and at 0 for the others.
 
 FedProx: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Algorithm 2. Client k
 minimises F_k(w) + mu / 2 ||w - w^t||^2 approximately: the gradient of every local step gains mu (w
 - w^t), which is 0 in the first step.
 
 FedAvg-Sub: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with Heterogeneous
-Devices". Delta-FL trains on the clients of a cohort with the largest losses; this is its control
-with the same budget: FedAvg on as many clients, about theta m of m, drawn regardless of losses.
+Devices". It is the control for Delta-FL, which trains only the clients with the largest losses:
+FedAvg on about as many clients, theta m of a cohort of m, drawn regardless of their losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHARE = core.ReportField(
 )
 # McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
-# Distinguishes this draw from the draws of a client's shuffling, which count from 0.
+# Distinguishes this draw from a client's shuffling draws, which are numbered from 0.
 _DRAW = -2
 
 
@@ -55,13 +55,13 @@ def client_work(
     training: core.ClientTraining,
     proximal: float = 0.0,
 ) -> core.TrainingOutput:
-    """Local training on all examples, each with the scale of its domain.
+    """Trains locally on all examples, each scaled by its domain's alpha.
 
-    As alpha is constant, no loss at w is required: losses and metrics are measured in the first
-    epoch, each example before its batch's step.
+    Because alpha is constant, clients need no separate pass to measure losses: they measure losses
+    and metrics during the first epoch, on each batch before its step.
     """
     weights, alpha = broadcast
-    # n_k, if alpha is 1.
+    # beta is n_k if alpha is 1.
     counts = core.domain_counts(num_domains, clients)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
     trained, sums = core.local_sgd(
@@ -94,7 +94,7 @@ def fed_avg(
         expected_weight = taking_part * float(np.dot(scale, expected))
 
     def share(r: core.RoundView) -> tf.Tensor:
-        # The mixture of domains whose loss the round's average minimised.
+        # The domain weights in the loss that this round's clients minimised.
         weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
@@ -217,7 +217,7 @@ def sub_client_work(
     train: Callable[[core.Broadcast, core.Clients], core.TrainingOutput],
     cohort_share: float,
 ) -> core.TrainingOutput:
-    """FedAvg (`train`) for drawn clients; the others send zeros, and count as without weight."""
+    """Runs `train` (FedAvg); clients that are not drawn send zeros and count as zero-weight."""
     output = train(broadcast, clients)
     is_drawn = takes_part(clients.seed, cohort_share)
     kept: core.TrainingOutput = core.zero_unless(is_drawn, output)
@@ -229,7 +229,7 @@ def sub_client_work(
 
 
 def takes_part(seed: tf.Tensor, cohort_share: float) -> tf.Tensor:
-    """Returns whether each client is drawn, boolean: independently, with probability theta.
+    """Returns whether each client is drawn, bool; draws are independent, with probability theta.
 
     Args:
         seed: Seed of each client in this round, int64.
@@ -253,7 +253,7 @@ FED_AVG_SUB = core.AlgorithmSpec(
     paper="Laguel et al. 2021",
     build=fed_avg_sub,
     options=FedAvgSubOptions,
-    # Identical clients have the same seed, and are drawn together.
+    # Two copies of a client have the same seed, so both are drawn or neither.
     traits=frozenset({core.Trait.COHORT_TWICE_IS_ONCE}),
     paper_settings=_PAPER,
 )

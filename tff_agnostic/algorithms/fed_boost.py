@@ -1,21 +1,21 @@
-"""FedBoost and AFLBoost: mixtures of trained predictors; a round sends only a few of them.
+"""FedBoost and AFLBoost: weighted ensembles of trained predictors, of which a round sends a few.
 
-FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1. Trained
-predictors h_1 to h_q are mixed, and only their weights alpha are learned. A round sends C of them
-to its clients, and each client answers with the gradient with respect to their weights. Options
-cover what the figure leaves open: the choice of the predictors, and the gradient estimate from a
-part of the ensemble.
+FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1. The
+ensemble mixes trained predictors h_1 to h_q, and only their weights alpha are learned. A round
+sends C predictors to its clients, and each client returns the gradient with respect to these
+predictors' weights. The figure leaves open how to sample the predictors, and how to estimate the
+gradient from the sampled ones; options choose both.
 
-AFLBoost: figure 2 of the same paper: an ensemble for the worst mixture of domains. A round also
-moves lambda along the losses of the domains. Lines 4 and 5 as printed weight clients by m_j / m,
-which differs from the objective (11), sum_k lambda_k L_k with the mean loss L_k of each domain.
+AFLBoost: figure 2 of the same paper, which learns an ensemble for the worst mixture of domains. A
+round also moves lambda along the domains' losses. As printed, lines 4 and 5 weight clients by m_j /
+m. This differs from objective (11), sum_k lambda_k L_k, where L_k is the mean loss of domain k.
 Here, as in Stochastic-AFL, an example of domain k has the weight lambda_k / N_k, where N_k is the
-expected number of its examples in a round; `weighs_by_cohort` gives the figure's weights.
-`--preset=paper` is both figures as printed, which return the mean of alpha.
+domain's expected number of examples per round; `weighs_by_cohort` selects the figure's weights.
+`--preset=paper` runs both figures as printed, which return the mean of alpha.
 
 The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), not the worst
-loss: for the log loss it is L_k(h) minus the entropy of D_k, for the squared loss minus its
-variance. With these numbers as baselines, lambda follows the divergences; see
+loss: for the log loss it is L_k(h) minus the entropy of D_k, for the squared loss L_k(h) minus the
+variance of D_k. With the entropies or variances as baselines, lambda follows the divergences; see
 `domain_weights.excess`.
 """
 
@@ -46,10 +46,10 @@ class FedBoostState(NamedTuple):
     """The state of the server.
 
     Attributes:
-        weights: alpha_t, and the arrays of the predictors.
+        weights: alpha_t (trainable), and the predictors' arrays (non-trainable).
         mean_alpha: alpha^A, the mean of alpha_1 to alpha_t, float32 [q].
         taken: Number of steps with examples, int32 scalar.
-        steps: Number of all steps, the seed of draws, int32 scalar.
+        steps: Number of all steps, which seeds the draws, int32 scalar.
     """
 
     weights: core.ModelWeights
@@ -61,11 +61,11 @@ class FedBoostState(NamedTuple):
 def fed_boost(
     problem: core.Problem, options: BoostOptions, *, mean_first: bool = False
 ) -> core.Algorithm:
-    """Returns FedBoost; its models are the ensembles of the last alpha, and of the mean.
+    """Returns FedBoost; its models are the ensembles with the last alpha and with the mean alpha.
 
     Args:
         problem: The learning problem, whose model is an ensemble.
-        mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 1.
+        mean_first: Whether the main model is the ensemble with the mean alpha^A, as in figure 1.
     """
     model, p = require_ensemble(problem.model, "fed_boost"), problem.num_domains
     alphas = AlphaSteps(model, options, problem.seed)
@@ -118,7 +118,7 @@ class AflBoostOptions(BoostOptions, LossEstimatorOptions):
 
 
 class AflBoostState(NamedTuple):
-    """The state of the server: the state of FedBoost, and lambda.
+    """The state of the server: FedBoost's state, and lambda.
 
     Attributes:
         lambda_: Coordinates of lambda_t in Lambda.
@@ -140,14 +140,14 @@ def afl_boost(
     weighs_by_cohort: bool = False,
     mean_first: bool = False,
 ) -> core.Algorithm:
-    """Returns AFLBoost; its models are the ensembles of the last alpha, and of the mean.
+    """Returns AFLBoost; its models are the ensembles with the last alpha and with the mean alpha.
 
     Args:
         problem: The learning problem, whose model is an ensemble.
-        weighs_by_cohort: Whether an example of domain k has the weight lambda_k / m, with the
-            number m of the cohort's examples, as in lines 4 and 5 of figure 2, instead of lambda_k
-            / N_k, as in objective (11).
-        mean_first: Whether the main model is the ensemble of the mean, alpha^A, as in figure 2.
+        weighs_by_cohort: Whether an example of domain k has the weight lambda_k / m (figure 2,
+            lines 4 and 5), where m is the cohort's number of examples. If False, the weight is
+            lambda_k / N_k (objective 11).
+        mean_first: Whether the main model is the ensemble with the mean alpha^A, as in figure 2.
     """
     if weighs_by_cohort and options.loss_estimate != "unbiased":
         reason = "where examples weigh lambda_k / m, as in the paper's preset"

@@ -1,12 +1,12 @@
 """q-FedAvg: Li, Sanjabi, Beirami, Smith 2020, "Fair Resource Allocation in Federated Learning".
 
 It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1): the larger q, the larger the weight of
-clients with large losses. q = 0 is FedAvg; q towards infinity is agnostic over clients.
+clients with large losses. q = 0 is FedAvg; as q -> infinity, only the largest client loss counts.
 
-Clients send powers of F_k / c, so that no power overflows: Delta_k and h_k are both c^q times
-smaller, and the update is the same. c is the mean loss of the previous round, weighted by its h_k;
-with a large q, it is close to the largest loss. A power beyond exp(50) is clipped, which the round
-reports; this can happen before the first c is known.
+Clients send powers of F_k / c, so that no power overflows. This divides both Delta_k and h_k by
+c^q, which leaves the update unchanged. c is the previous round's mean loss with weights h_k; with a
+large q, it is close to the largest loss. Powers are clipped to exp(50), which mainly happens before
+the first c is known; each round reports the number of clipped clients.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
 
-# Added to losses before powers are taken, as in the authors' code: 0 ^ (q - 1) is infinite.
+# Added to losses, as in the authors' code, because 0^(q - 1) is infinite for q < 1.
 _TINY_LOSS = 1e-10
-# Powers (F_k / c)^q are clipped to exp of this range, so that sums over a cohort stay finite, and a
-# round in which all losses fell far below c still averages its clients.
+# Powers (F_k / c)^q are clipped to [exp(_LOWEST), exp(_HIGHEST)]. Sums over a cohort then stay
+# finite, and a round in which all losses fell far below c still averages its clients.
 _LOWEST, _HIGHEST = -60.0, 50.0
-# Secure sums scale down a client whose loss exceeds this multiple of c, or whose h_k exceeds this
-# multiple of its weight.
+# Secure sums scale down a client whose F_k / c exceeds _MAX_LOSS_RATIO, or whose h_k exceeds 1 + q
+# _MAX_CURVATURE times its Delta_k weight.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
-# With a much larger q, `_MAX_LOSS_RATIO`^q would exceed float32. Papers use up to 15.
+# With q of 128 or more, `_MAX_LOSS_RATIO`^q overflows float32. Papers use q up to 15.
 _MAX_Q = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class QFflOptions(core.AveragingOptions, core.ClientWeightingOptions, core.HoldoutOptions):
-    """Options of q-FedAvg; the paper draws clients with probabilities p_k.
+    """Options of q-FedAvg.
 
     Attributes:
         q: Emphasis of clients with large losses in q-FFL; 0 is FedAvg.
@@ -53,7 +53,7 @@ class QFflSums(NamedTuple):
     Attributes:
         weighted_loss: F_k times h_k / L, float32 scalar.
         capped: 1 if the power is clipped, int64 scalar.
-        negative: 1 if the loss is below 0 and has no power, int64 scalar.
+        negative: 1 if the loss is below 0, so that its power is undefined, int64 scalar.
     """
 
     weighted_loss: Any
@@ -82,10 +82,10 @@ def client_work(
     trained, _ = core.local_sgd(model, training, weights, trained_on, alpha, n)
 
     def weighted(trained: list[tf.Tensor], sums: core.DomainSums, n: tf.Tensor) -> Any:
-        # A client without measured examples counts as a client with the usual loss.
+        # Assume the loss c for a client without measured examples.
         loss = sums.mean_loss(otherwise=unit_loss)
         change = [w - w_k for w, w_k in zip(weights.trainable, trained)]
-        # At a rate of 0 nothing changes, and h_k / L is F^q: the limit.
+        # At a learning rate of 0, the weights do not change and h_k / L is its limit F^q.
         lipschitz = training.rate.inverse_at(clients.round_num)
         p_k = core.CLIENT_WEIGHTINGS[client_weighting](n)
         delta, h, is_capped = weighted_update(change, loss, unit_loss, p_k, q, lipschitz)
@@ -108,13 +108,13 @@ def weighted_update(
     """Returns a client's p_k Delta_k / L and p_k h_k / L, and whether they are clipped.
 
     With Dw_k = L (w^t - w_k) and F = F_k(w^t), the paper has Delta_k = F^q Dw_k and
-    h_k = q F^(q-1) ||Dw_k||^2 + L F^q. Here F is in units of c, which puts 1 / c before the norm.
-    The arguments are w^t - w_k, F, c, p_k, q and L.
+    h_k = q F^(q-1) ||Dw_k||^2 + L F^q. Here F / c replaces F, so that the squared norm is divided
+    by c. The arguments are w^t - w_k, F, c, p_k, q and L.
     """
     ratio = (loss + _TINY_LOSS) / unit_loss
     is_capped = tf.constant(False)
     if q > 0:
-        # Both are normal float32 numbers; a float64 overflows beyond exp(709).
+        # Both limits must be normal float32 numbers; math.exp overflows beyond 709.
         limits = np.finfo(np.float32)
         ends = [math.exp(min(exponent / q, 700.0)) for exponent in (_LOWEST, _HIGHEST)]
         lowest, highest = np.clip(ends, limits.tiny, limits.max).tolist()

@@ -1,7 +1,7 @@
-"""The game of w and lambda on sum_i lambda_i L_i(w): estimates of both gradients, and steps.
+"""Gradient estimates and steps for the game min_w max_lambda sum_i lambda_i L_i(w).
 
-Source: Mohri, Sivek, Suresh 2019, section 4.2 and appendix F. Pure functions on float32 vectors
-[p].
+Source: Mohri, Sivek, Suresh 2019, section 4.2 and appendix F. lambda and the domains' losses L are
+float32 vectors [p].
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from tff_agnostic.base.options import Verbatim
 from tff_agnostic.computations import DomainSums
 from tff_agnostic.domain_weights.ascent import FREEZE, ZERO, Cvar, LambdaOptions
 
-# Called with lambda or L, [p], and a seed, int32 [2]; returns a vector [p] with mean lambda or L
-# over seeds: the weights of the domains in w's gradient, or lambda's gradient.
+# An unbiased estimator. Called with lambda or L, float32 [p], and a seed, int32 [2]; returns a
+# vector [p] whose mean over seeds is that lambda or L. Estimates of lambda are the domain weights
+# in w's gradient; estimates of L are lambda's gradient.
 Estimate = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def all_domains(values: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns lambda or the losses themselves: the per-domain gradients of section 4.2."""
+    """Returns lambda or L unchanged, for the per-domain gradients of section 4.2."""
     del seed
     return values
 
 
 def drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns the vertex of domain K ~ lambda: the weighted gradient of figure 4."""
+    """Returns the one-hot vector of a domain K ~ lambda, for the weighted gradient of figure 4."""
     return tf.one_hot(draw(lambda_, seed), lambda_.shape[0])
 
 
 def one_drawn_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns p L_K in entry K, uniform in [p], and 0 elsewhere: lambda's gradient in figure 4."""
+    """Returns lambda's gradient of figure 4: p L_K in entry K, drawn uniformly, and 0 elsewhere."""
     p = losses.shape[0]
     return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
 
 
 def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns an index drawn by `probabilities` [n], int32 scalar; never one of probability 0."""
+    """Returns an index drawn with `probabilities` [n], int32; its probability is never 0."""
     ends = tf.cumsum(probabilities)
     place = tf.random.stateless_uniform([], seed) * ends[-1]
-    # A position that rounding puts beyond the last end belongs to the last positive probability.
+    # Rounding may put a position beyond the last end: assign it to the last positive probability.
     last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
 
@@ -52,8 +53,8 @@ class LossEstimatorOptions(LambdaOptions):
     """Options of algorithms whose lambda steps along estimates of the domains' losses.
 
     Attributes:
-        loss_estimate: Divisor of the sums of losses: the expected counts of a round (unbiased), or
-            the counts of the round (ratio).
+        loss_estimate: Divisor of each domain's loss sum: its expected number of examples per round
+            (unbiased), or its number of examples in this round (ratio).
     """
 
     loss_estimate: Literal["unbiased", "ratio"] = "unbiased"
@@ -62,18 +63,19 @@ class LossEstimatorOptions(LambdaOptions):
     def usually_absent(self) -> Literal["freeze", "zero"]:
         """The default treatment of absent domains.
 
-        An unbiased loss is 0 for an absent domain, and too large for a present domain: a lambda
-        that only moved for present domains would climb. With "ratio" lambda may stay.
+        An unbiased estimate is 0 for an absent domain, and too large for a present domain. If
+        lambda moved for present domains only, it would drift upwards. With "ratio", the lambda of
+        an absent domain may stay unchanged.
         """
         return ZERO if self.loss_estimate == "unbiased" else FREEZE
 
     def domain_losses(self, sums: DomainSums, expected: np.ndarray) -> tf.Tensor:
-        """Returns L, for the expected numbers of measured examples in a round, [p]."""
+        """Returns L, float32 [p]; `expected` is the number of measured examples per round, [p]."""
         is_unbiased = self.loss_estimate == "unbiased"
         return sums.losses / expected if is_unbiased else sums.mean_losses()
 
     def __post_init__(self) -> None:
-        """Refuses CVaR, which needs exact losses, and baselines with unbiased estimates."""
+        """Rejects CVaR, which needs exact losses, and baselines with unbiased estimates."""
         super().__post_init__()
         if isinstance(self.lambda_.update, Cvar):
             expected = "a step along estimates of the losses"
@@ -90,7 +92,7 @@ class LastGradients(NamedTuple):
     Attributes:
         weights: Gradient with respect to w, with the structure of the trainable weights.
         losses: Gradient with respect to lambda, float32 [p].
-        is_known: Whether each domain has had a loss, bool [p].
+        is_known: Whether each domain has had a loss so far, bool [p].
     """
 
     weights: list[tf.Tensor]
@@ -105,16 +107,16 @@ def optimistic_step(
     step: tf.Tensor,
     has_loss: tf.Tensor,
 ) -> tuple[list[tf.Tensor], tf.Tensor, LastGradients]:
-    """Returns the directions 2 g_{t-1} - g_{t-2} (appendix F.3), and the memory of the next step.
+    """Returns the directions 2 g_{t-1} - g_{t-2} (appendix F.3), and the next `LastGradients`.
 
     In the first step, and at a domain's first loss, the direction is g_{t-1}. A domain without a
-    loss keeps its previous one, which no later step has compensated.
+    loss keeps its previous gradient, which no later step has compensated.
 
     Args:
-        last: g_{t-2}.
-        weights: g_{t-1} with respect to w.
-        losses: g_{t-1} with respect to lambda.
-        step: t, from 1.
+        last: Gradients g_{t-2} of both players.
+        weights: Gradient g_{t-1} with respect to w.
+        losses: Gradient g_{t-1} with respect to lambda, float32 [p].
+        step: Number t of the step, from 1.
         has_loss: Whether each loss is from this round, bool [p].
     """
     has_last = step > 1
@@ -127,7 +129,7 @@ def optimistic_step(
 def scaled_step(
     before: list[tf.Tensor], after: list[tf.Tensor], factor: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns weights moved by `factor` times a step of an optimizer with a constant rate."""
+    """Returns `before`, moved by `factor` times the optimizer step from `before` to `after`."""
     return [
         tf.where(factor < 1.0, w + factor * (stepped - w), stepped)
         for w, stepped in zip(before, after)
@@ -144,6 +146,6 @@ def project_to_ball(weights: list[tf.Tensor], radius: float) -> list[tf.Tensor]:
 def running_mean(
     mean: tf.Tensor, value: tf.Tensor, count: tf.Tensor, is_counted: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the mean of `count` values with `value` as the last one, if it is counted."""
+    """Returns the running mean after the `count`-th value; `mean` if the value is not counted."""
     share = 1.0 / tf.cast(tf.maximum(count, 1), tf.float32)
     return tf.where(is_counted, mean + (value - mean) * share, mean)

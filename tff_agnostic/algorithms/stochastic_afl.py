@@ -1,12 +1,12 @@
 """Stochastic-AFL: Mohri, Sivek, Suresh 2019, "Agnostic Federated Learning", figures 3 and 4.
 
-Every round is one step of both players, from the same point: w descends along a gradient of sum_i
-lambda_i L_i, lambda climbs along the losses, and the mean of the iterates is evaluated. The paper
-defines no federated round. Here each client of the cohort sends one gradient of all its examples,
-or of a sample, each scaled by alpha_i = lambda_i / n_i. n_i is the expected number of examples of
-domain i in a round, from totals over all clients: under uniform sampling of clients the sums are
-then unbiased estimates of both gradients. The server's step therefore does not divide by a sum over
-the round, unlike `core.averaging`.
+In every round both players take one step from the same point: w descends along the gradient of
+sum_i lambda_i L_i, and lambda ascends along the losses. The mean of the iterates is evaluated. The
+paper defines no federated round. Here each client of the cohort sends one gradient, over all its
+examples or a sample, in which examples of domain i are scaled by alpha_i = lambda_i / n_i. n_i is
+the domain's expected number of examples per round, from totals over all clients. Under uniform
+client sampling, the sums over the cohort are then unbiased estimates of both gradients. The
+server's step therefore does not divide by a sum over the round, unlike `core.averaging`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class StochasticAflOptions(LossEstimatorOptions, core.HoldoutOptions):
     Attributes:
         server: Options of the server's step along w's gradient.
         lambda_: Options of lambda.
-        sample_size: Number of examples that each client draws for its gradient; all if not given.
+        sample_size: Number of examples that each client samples for its gradient; None for all
+            examples.
     """
 
     server: core.ServerUpdate = core.ServerUpdate()
@@ -73,8 +74,8 @@ class StochasticAflState(NamedTuple):
         mean_weights: w_A, the mean of w_1 to w_t; w_0 before the first round.
         mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before the
             first round.
-        steps: t, number of rounds with examples, int32 scalar.
-        rounds: Number of all rounds, the seed of draws, int32 scalar.
+        steps: Number t of rounds with examples, int32 scalar.
+        rounds: Number of all rounds, which seeds the draws, int32 scalar.
         last: `LastGradients` of the optimistic variant; () otherwise.
     """
 
@@ -97,7 +98,7 @@ def client_work(
     sample_size: Optional[int],
     holdout: core.Holdout,
 ) -> core.TrainingOutput:
-    """Sends one gradient at w of the scaled losses, as `weighted_delta`, and the losses at w."""
+    """Sends the gradient of the scaled losses at w, as `weighted_delta`, and the losses at w."""
     weights, alpha = broadcast
     training = holdout.training(clients)
     gradient, sums = core.gradient_pass(model, num_domains, weights, training, alpha, sample_size)
@@ -123,10 +124,10 @@ def stochastic_afl(
     Args:
         problem: The learning problem.
         options: The settings.
-        weights_gradient: Called with lambda and a seed; returns the weights of the domains in w's
-            gradient, such as `drawn_by_lambda` of figure 4.
-        lambda_gradient: Called with the losses and a seed; returns lambda's gradient, such as
-            `one_drawn_loss` of figure 4.
+        weights_gradient: Called with lambda and a seed; returns the domain weights in w's gradient.
+            Figure 4 uses `drawn_by_lambda`.
+        lambda_gradient: Called with the losses and a seed; returns lambda's gradient. Figure 4 uses
+            `one_drawn_loss`.
         slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
         decay: Called with t, float32, from 1; returns the factor of both players' steps (F.2).
         optimistic: Whether both players step along 2 g_{t-1} - g_{t-2} (F.3).
@@ -141,7 +142,7 @@ def stochastic_afl(
     optimizer = options.server.build(model)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
     holdout = options.holdout(problem.seed)
-    # n_i, of the trained and of the measured examples.
+    # n_i for trained and for measured examples.
     counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
     expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
     expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
@@ -197,7 +198,7 @@ def stochastic_afl(
         # lambda_t = Project_Lambda(lambda_{t-1} + gamma_lambda delta_lambda L)
         counts = sums.trained_and_measured()
         if options.loss_estimate == "unbiased" and options.lambda_.absent == ZERO:
-            # The loss of 0 of a domain that is trained but not measured also enters the mean.
+            # A domain that is trained but not measured also enters the mean, with a loss of 0.
             counts = tf.cast(sums.counts, tf.float32), None
         lambda_ = ascent.next(state.lambda_, by_lambda, *counts, factor)
 

@@ -1,29 +1,29 @@
-"""Thresholds of the clients' losses from sums alone: surveyed, refined, lagged, tracked, smoothed.
+"""Thresholds on client losses, which the server finds from sums over clients alone.
 
-A level theta of Delta-FL (Laguel et al. 2021) selects the clients with the largest losses, up to a
-fraction theta of the total weight. A client must know before it trains whether it is among them,
-and the server sees sums only. It finds the threshold eta
+A level theta of Delta-FL (Laguel et al. 2021) trains the clients with the largest losses, up to a
+fraction theta of the total weight. Before it trains, a client compares its loss with a threshold
+eta. The server, which sees only sums over clients, finds eta in one of four ways:
 
-- from a *survey*: each client adds its weight alpha_k to the bin of its loss F_k, and eta is the
+- *survey*: each client adds its weight alpha_k to the histogram bin of its loss F_k, and eta is the
   bin of the (1 - theta)-quantile;
-- *refined*: from three surveys, each of the next digit of the losses that share the digits before,
-  so that eta is the quantile itself, a float32;
-- *lagged*: from the bins that clients send along with their updates, for the next round;
-- *tracked*: eta moves by a factor until theta of the weight is above it (as the clipping norms of
-  Andrew et al. 2021).
+- *refined*: three surveys find the quantile digit by digit, so that eta is the exact quantile, a
+  float32; each survey counts only losses that share the digits found so far;
+- *lagged*: clients send their bins along with their updates, for the next round's eta;
+- *tracked*: each round multiplies eta by a factor, so that a fraction theta of the weight tends to
+  be above eta (as for the adaptive clipping norm of Andrew et al. 2021).
 
-Losses in one bin count as equal. A bin is 2.7% wide: with a tail of few clients, bins of twice that
-width cost 1.7% of the objective, and these 0.3%. Losses below 0, such as log densities, share one
-bin, as do losses of 1e6 and more; Delta-FL refuses a threshold among them.
+Losses in one bin count as equal. A bin is 2.7% wide. With few clients in the tail, this costs 0.3%
+of the objective; bins of twice the width cost 1.7%. Losses below 0, such as log densities, share
+one bin, as do losses of 1e6 and more. Delta-FL rejects a threshold in either of these two bins.
 
-The smoothed objective (section IV) has the Moreau envelope h_nu instead of max(., 0):
+The smoothed objective (section IV) replaces max(., 0) by its Moreau envelope h_nu:
 
     eta + (1/theta) sum_k alpha_k h_nu(F_k - eta)
     h_nu(r) = r^2 / (2 nu) on [0, nu], r - nu / 2 above, 0 below
 
-A client has the weight h_nu'(F_k - eta), which grows from 0 at eta to 1 at eta + nu. At the
-minimiser eta exactly theta of the weight counts. Every loss is represented by the centre of its
-bin.
+A client counts with the fraction h_nu'(F_k - eta) of its weight, which grows from 0 at eta to 1 at
+eta + nu. At the minimising eta, exactly a fraction theta of the total weight counts. Every loss is
+represented by the centre of its bin.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tff_agnostic.computations.histograms import LogGrid
 
 GRID = LogGrid(num_bins=1025)
 _OFF_GRID = f"those below 0 or of {GRID.upper:g} and more, which share a bin"
-# Indices before the grid's first bin: of losses below 0, and of a threshold before any loss is
-# known.
+# Bin indices before the grid's first bin: for losses below 0, and for the threshold before any loss
+# is known.
 _BELOW_ZERO, _BELOW_ALL = -1, -2
-# Relative rounding of sums of weights: 0.29 * 100 is less than 29 in floating point.
+# Relative rounding errors of weight sums: in floating point, 0.29 * 100 is less than 29.
 _ROUNDING = 1e-12
 _SMOOTHED_ROUNDING = 1e-9
-# First tracked eta, as a fraction of the mean loss: an eta that is too high falls slowly, and until
-# then no client trains.
+# First tracked eta, as a fraction of the mean loss. Too high an eta would fall slowly, and no
+# client would train meanwhile.
 _FIRST_PART = 0.1
 # Three digits of 11 bits hold a float32.
 _DIGIT_BITS = 11
@@ -58,7 +58,7 @@ _NUM_DIGITS = 2**_DIGIT_BITS
 
 @dataclasses.dataclass(frozen=True)
 class SurveyThreshold(Options):
-    """The quantile of the losses of a survey, in bins 2.7% wide.
+    """Threshold at the quantile of a survey's losses, in bins 2.7% wide.
 
     Attributes:
         rounds: Number of training rounds per survey (Algorithm 1 of the paper).
@@ -70,14 +70,14 @@ class SurveyThreshold(Options):
 
 @dataclasses.dataclass(frozen=True)
 class RefinedThreshold(SurveyThreshold):
-    """The exact quantile, from three surveys."""
+    """Threshold at the exact quantile of the losses, from three surveys."""
 
     surveys: ClassVar[tuple[str, ...]] = ("survey", "second_survey", "third_survey")
 
 
 @dataclasses.dataclass(frozen=True)
 class LaggedThreshold(Options):
-    """The quantile of the previous round's losses, without a survey."""
+    """Threshold at the quantile of the previous round's losses, without a survey."""
 
     rounds: ClassVar[int] = 1
     surveys: ClassVar[tuple[str, ...]] = ()
@@ -85,10 +85,10 @@ class LaggedThreshold(Options):
 
 @dataclasses.dataclass(frozen=True)
 class TrackedThreshold(Options):
-    """A threshold that moves by factors, without a survey.
+    """Threshold that each round multiplies by a factor, without a survey.
 
     Attributes:
-        rate: Step size of the logarithm of the threshold.
+        rate: Step size of log(eta).
     """
 
     rate: Annotated[float, Within(above=0)] = 0.2
@@ -98,20 +98,20 @@ class TrackedThreshold(Options):
 
 @dataclasses.dataclass(frozen=True)
 class ExactBoundary(Options):
-    """Clients at the threshold share the part of theta that clients above it leave."""
+    """Clients at the threshold share what remains of theta after the clients above it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PaperBoundary(Options):
-    """Clients at the threshold count in full, as printed."""
+    """Clients at the threshold count in full, as in the paper."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SmoothBoundary(Options):
-    """Clients above the threshold count more with larger losses: the smoothed objective.
+    """Clients above the threshold count more, the larger their losses (smoothed objective).
 
     Attributes:
-        width: Distance above the threshold from which on a client counts in full.
+        width: nu: a client counts in full if its loss exceeds the threshold by at least this.
     """
 
     width: Annotated[float, Within(above=0)] = 0.1
@@ -121,11 +121,11 @@ Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
 
 
 class Cut(NamedTuple):
-    """A threshold, and the fraction of their weight that clients exactly at it keep.
+    """A threshold, and the fraction of weight that clients exactly at the threshold keep.
 
     Attributes:
-        bin: Index of a bin of `GRID`, or the `loss_key` of a loss; an integer scalar.
-        share: Fraction of their weight with which clients at the threshold count, float32 scalar.
+        bin: Index of a bin in `GRID`, or the `loss_key` of a loss; an integer scalar.
+        share: Fraction of weight that clients at the threshold keep, float32 scalar.
     """
 
     bin: tf.Tensor
@@ -136,9 +136,9 @@ class TailShare(NamedTuple):
     """A client's answer for a tracked threshold.
 
     Attributes:
-        below: Its weight if its loss is below eta, otherwise 0, int64 scalar.
-        total: Its weight, int64 scalar.
-        weighted_loss: Its loss times its weight, float32 scalar.
+        below: The client's weight if its loss is below eta, otherwise 0, int64 scalar.
+        total: The client's weight, int64 scalar.
+        weighted_loss: The client's loss times its weight, float32 scalar.
     """
 
     below: tf.Tensor
@@ -147,11 +147,12 @@ class TailShare(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """The digit of the losses that a survey counts.
+    """The digit of the loss keys that a survey counts.
 
     Attributes:
-        prefix: The earlier digits of the counted losses, int64 scalar.
-        shift: Number of bits after the digit, int64 scalar.
+        prefix: The digits before it; losses with other earlier digits are not counted, int64
+            scalar.
+        shift: Number of bits in the digits after it, int64 scalar.
     """
 
     prefix: tf.Tensor
@@ -159,7 +160,7 @@ class Digits(NamedTuple):
 
 
 class Threshold(Protocol):
-    """A way to find eta, where the tail of a level starts: a `Cut`, or a loss, float32 scalar."""
+    """A method to find eta, where a level's tail starts: a `Cut`, or a loss, float32 scalar."""
 
     theta: float
 
@@ -184,10 +185,10 @@ class Threshold(Protocol):
         """
 
     def bounds(self, heaviest: float, max_loss: float) -> Any:
-        """Returns the bounds of an answer, for clients of at most this weight and loss."""
+        """Returns the bounds of an answer, for clients with at most this weight and loss."""
 
     def next(self, eta: Any, *answers: Any) -> Any:
-        """Returns eta from the summed answers of all surveys; the given eta at a weight of 0."""
+        """Returns eta from the summed answers of all surveys; unchanged if their weight is 0."""
 
     def total(self, *answers: Any) -> tf.Tensor:
         """Returns the weight of all clients that answered, int64."""
@@ -197,7 +198,7 @@ class Threshold(Protocol):
         return eta
 
     def unordered(self, loss: float, mean_loss: float) -> str:
-        """Returns a description of the unordered losses around this threshold; "" if ordered.
+        """Describes the losses that this threshold cannot order; "" if it can order them.
 
         Args:
             loss: The threshold as a loss.
@@ -218,13 +219,13 @@ def build_threshold(theta: float, kind: Options, boundary: Boundary) -> Threshol
 
 
 class Quantile(NamedTuple):
-    """The bin of the (1 - theta)-quantile, the smallest with at most theta of the weight above it.
+    """The bin of the (1 - theta)-quantile: the lowest with at most theta of the weight above it.
 
     Attributes:
-        bin: Its index, int32.
+        bin: Index of the bin, int32.
         inside: Weight in the bin, float64.
-        left: theta of the weight, minus the weight above the bin, float64.
-        rounding: Maximum of `left` that rounding alone can cause.
+        left: theta times the total weight, minus the weight above the bin, float64.
+        rounding: Largest `left` that rounding errors alone can cause, float64.
     """
 
     bin: tf.Tensor
@@ -236,14 +237,14 @@ class Quantile(NamedTuple):
 def find_quantile(
     histogram: tf.Tensor, theta: float, within: Optional[Quantile] = None
 ) -> Quantile:
-    """Returns the quantile of a histogram; with `within`, of the next digit's histogram."""
+    """Returns a histogram's quantile; `within` is the quantile of the previous digits, if any."""
     weights = tf.cast(histogram, tf.float64)
     if within is None:
         total = tf.cast(tf.reduce_sum(histogram), tf.float64)
         left, rounding = theta * total, _ROUNDING * total
     else:
         left, rounding = within.left, within.rounding
-    # Use integer arithmetic, so that sums are exact.
+    # Float64 sums of integer weights are exact below 2^53.
     above = tf.cumsum(weights, exclusive=True, reverse=True)
     is_tail = (above <= left + rounding) & (weights > 0)
     bin_ = tf.argmax(tf.cast(is_tail, tf.int32), output_type=tf.int32)
@@ -251,10 +252,10 @@ def find_quantile(
 
 
 def exact_share(quantile: Quantile) -> tf.Tensor:
-    """Returns the fraction of clients at the quantile for which theta of the weight counts.
+    """Returns the fraction of weight that clients at the quantile keep, so that theta counts.
 
-    It is the maximiser pi of sum_k pi_k F_k subject to pi_k <= alpha_k / theta: alpha_k / theta
-    above the quantile, and the rest at it.
+    It follows from the distribution pi that maximises sum_k pi_k F_k subject to pi_k <= alpha_k /
+    theta: pi_k is alpha_k / theta above the quantile, and clients at the quantile share the rest.
     """
     left = tf.where(quantile.left > quantile.rounding, quantile.left, 0.0)
     share = tf.minimum(tf.math.divide_no_nan(left, quantile.inside), 1.0)
@@ -262,7 +263,7 @@ def exact_share(quantile: Quantile) -> tf.Tensor:
 
 
 def paper_share(quantile: Quantile) -> tf.Tensor:
-    """Returns the counted fraction as in line 6 of Algorithm 2: F_k >= Quantile(1 - theta).
+    """Returns 1: in line 6 of Algorithm 2, all clients with F_k >= Quantile(1 - theta) count.
 
     More than theta of the weight may count: 51 of 100 equal clients at theta = 0.5.
     """
@@ -312,7 +313,7 @@ def _share(position: tf.Tensor, cut: Cut) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Binned(_HistogramThreshold):
-    """The bin of the quantile of the losses, of this round or the previous one."""
+    """Threshold at the bin of the losses' quantile, in this round or the previous one."""
 
     theta: float
     share_at: Callable[[Quantile], tf.Tensor]
@@ -338,7 +339,7 @@ class _Binned(_HistogramThreshold):
 
 @dataclasses.dataclass(frozen=True)
 class _Refined(_HistogramThreshold):
-    """The exact quantile of the losses, from histograms of their digits."""
+    """Threshold at the exact quantile of the losses, from histograms of their digits."""
 
     theta: float
     share_at: Callable[[Quantile], tf.Tensor]
@@ -353,7 +354,7 @@ class _Refined(_HistogramThreshold):
         return self._search(answers)[0]
 
     def answer(self, question: Digits, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        # The weight at a digit; zeros for losses with other prefixes.
+        # The weight at the loss's digit; zeros if the loss has another prefix.
         digits = tf.bitwise.right_shift(loss_key(loss), question.shift)
         prefix = tf.bitwise.right_shift(digits, tf.constant(_DIGIT_BITS, tf.int64))
         digit = tf.bitwise.bitwise_and(digits, tf.constant(_NUM_DIGITS - 1, tf.int64))
@@ -369,7 +370,7 @@ class _Refined(_HistogramThreshold):
         return tf.where(eta.bin > self.initial().bin, loss_from_key(eta.bin), np.nan)
 
     def _search(self, answers: Sequence[tf.Tensor]) -> tuple[Digits, Any]:
-        """Returns the next digits to ask for, and the quantile among the previous ones."""
+        """Returns the digit that the next survey counts, and the quantile of the last survey."""
         digits = Digits(tf.constant(0, tf.int64), tf.constant(_FIRST_SHIFT, tf.int64))
         quantile = None
         for answer in answers:
@@ -380,14 +381,14 @@ class _Refined(_HistogramThreshold):
 
 
 def loss_key(loss: tf.Tensor) -> tf.Tensor:
-    """Returns integers in [0, 2^32) in the order of the losses, int64; equal for 0 and -0."""
+    """Returns integers in [0, 2^32) that sort as the losses do, int64; equal for 0 and -0."""
     bits = tf.bitcast(loss + 0.0, tf.int32)
     ordered = tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.int32.max), bits)
     return tf.cast(ordered, tf.int64) - tf.int32.min
 
 
 def loss_from_key(key: tf.Tensor) -> tf.Tensor:
-    """Returns the loss with a key, float32."""
+    """Returns the loss with this `loss_key`, float32."""
     ordered = tf.cast(key + tf.int32.min, tf.int32)
     bits = tf.where(ordered < 0, tf.bitwise.bitwise_xor(ordered, tf.int32.max), ordered)
     return tf.bitcast(bits, tf.float32)
@@ -395,7 +396,7 @@ def loss_from_key(key: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Tracked(Threshold):
-    """A number that follows the quantile by factors; 0 before any loss is known."""
+    """A threshold that follows the quantile by factors; 0 before any loss is known."""
 
     theta: float
     rate: float
@@ -436,7 +437,7 @@ class _Tracked(Threshold):
 
 @dataclasses.dataclass(frozen=True)
 class _Smoothed(_HistogramThreshold):
-    """The eta of the smoothed objective, of this round or the previous one."""
+    """The smoothed objective's eta, from the losses of this round or the previous one."""
 
     theta: float
     nu: float
@@ -459,7 +460,7 @@ class _Smoothed(_HistogramThreshold):
 
 def smoothed_share(eta: tf.Tensor, loss: tf.Tensor, nu: float) -> tf.Tensor:
     """Returns h_nu'(F_k - eta), float32 in [0, 1], for losses of any shape."""
-    # A loss that is not a number has no bin; its client is excluded elsewhere.
+    # NaN has no bin; `tail_work` excludes such clients.
     bins = tf.clip_by_value(GRID.bin_index(loss), 0, GRID.num_bins - 1)
     center = tf.gather(tf.constant(GRID.centers(), tf.float32), bins)
     binned = tf.where(loss < -GRID.lower, -GRID.upper, center)
@@ -473,12 +474,12 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     loss lies within nu of eta.
 
     Args:
-        histogram: The clients' weights, int64 [1 + bins], first for losses below 0, with a positive
-            sum.
+        histogram: The clients' weights by bin, int64 [1 + bins], with a positive sum; the first bin
+            is for losses below 0.
         theta: Conformity level, in (0, 1].
-        nu: Distance above eta from which on a client counts in full.
+        nu: A client counts in full if its loss exceeds eta by at least nu.
     """
-    # Place losses below 0 so that they only count if eta is below the reach of all other losses.
+    # The centre of losses below 0 is so low that they count only if all other losses count in full.
     centers = np.concatenate([[-GRID.upper], GRID.centers()])
     # The counted weight decreases in eta, and is linear between these points.
     kinks = np.sort(np.concatenate([centers - nu, centers]))

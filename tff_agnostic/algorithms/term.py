@@ -1,11 +1,11 @@
 """TERM over clients: Li, Beirami, Sanjabi, Smith 2021, "Tilted Empirical Risk Minimization".
 
-It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg; with t towards infinity only the
-client with the largest loss counts, with t towards minus infinity only the client with the
-smallest. The gradient is the mean of the clients' gradients with weights p_k exp(t F_k).
+It minimises (1/t) log(sum_k p_k exp(t F_k(w))). t = 0 is FedAvg. As t -> infinity, only the client
+with the largest loss counts; as t -> -infinity, only the client with the smallest loss. The
+gradient is the mean of the clients' gradients with weights p_k exp(t F_k).
 
-Clients send p_k exp(t (F_k - c)), so that no power overflows: the mean is the same for any c, here
-the mean of the F_k by the weights of the previous round.
+Clients send p_k exp(t (F_k - c)), so that no exponential overflows. The weighted mean is the same
+for any c; here c is the previous round's weighted mean of the F_k.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from tff_agnostic import computations as core
 from tff_agnostic.base.later import tf
 
-# Secure sums scale down a client whose weight per example exceeds this.
+# Largest factor exp(t (F_k - c)) that secure sums allow for; they scale down heavier clients.
 _MAX_TILT = 20.0
-# Exponents t (F_k - c) are clipped to this range, so that the sums of a round stay finite, and a
-# round with all clients below it still averages them.
+# Exponents t (F_k - c) are clipped to [_LOWEST, _HIGHEST]. A round's sums then stay finite, and a
+# round in which all exponents are below the range still averages its clients.
 _LOWEST, _HIGHEST = -16.0, 50.0
 
 
@@ -36,12 +36,13 @@ class TermOptions(core.AveragingOptions, core.ClientWeightingOptions, core.LossO
 
 
 class TermMemory(NamedTuple):
-    """The server's memory, which clients receive.
+    """The server's memory between rounds, which is broadcast to the clients.
 
     Attributes:
         tilt: t; 0 before any loss is known.
-        center: c, the mean of the F_k of the last round by its own weights.
-        mean_loss: Mean loss of the last round's examples; F_k of clients that measure nothing.
+        center: c, the mean of the last round's F_k with that round's client weights.
+        mean_loss: Mean loss of the last round's examples; assumed as F_k of clients without
+            measured examples.
     """
 
     tilt: tf.Tensor
@@ -76,7 +77,7 @@ def client_work(
     weights, (tilt, center, usual_loss) = broadcast
     alpha = tf.ones([num_domains])
     if while_training:
-        # F_k over the first epoch, each example before its batch's step.
+        # F_k over the first epoch: the loss of each batch before its step.
         counts = core.domain_counts(num_domains, clients)
         n = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
         trained, sums = core.local_sgd(model, training, weights, clients, alpha, n, num_domains)
@@ -99,7 +100,7 @@ def client_work(
 
 
 def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
-    """Returns TERM over clients; the first round with examples is one of FedAvg."""
+    """Returns TERM over clients; the first round with examples is a FedAvg round."""
     # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `core.averaging`.
     holdout = options.holdout(problem.seed)
 
@@ -152,12 +153,11 @@ def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tens
 
 
 def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, mean_loss: tf.Tensor) -> tf.Tensor:
-    """Returns c of the next round: the mean of the F_k by this round's weights.
+    """Returns the next round's c: the mean of the F_k with this round's client weights.
 
-    With unchanged losses the next weights are p_k exp(t (F_k - c)), and their sum lies between the
-    smallest p_k and the sum of the p_k: minus the logarithm of the ratio of the two sums is KL(q ||
-    p), where q_k is proportional to p_k exp(t F_k). If the rounding of a secure sum has lost all
-    weights, c is the mean loss of the examples.
+    If the losses do not change, the next round's weights p_k exp(t (F_k - c)) sum to S with min_k
+    p_k <= S <= sum_k p_k, because -log(S / sum_k p_k) = KL(q || p), where q_k is proportional to
+    p_k exp(t F_k). If a secure sum has rounded all weights to 0, c is the examples' mean loss.
     """
     return tf.where(weight > 0, tf.math.divide_no_nan(weighted_loss, weight), mean_loss)
 
