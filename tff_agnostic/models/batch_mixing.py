@@ -1,7 +1,8 @@
-"""Checks on synthetic batches that an example's outputs, losses and metrics are its own.
+"""Checks on synthetic batches that examples do not affect each other's results.
 
-Algorithms weight each example by its domain, and pad batches with rows that do not count. Both
-require that an example's values do not depend on the rest of its batch.
+Algorithms weight each example by its domain, and runtimes pad batches with rows that do not count.
+Both require that an example's outputs, loss and metrics do not depend on the other rows of its
+batch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _NUM_ROWS = 5
 _BATCH = (0, 1, 2)
 _SAME_SIZE = ((0, 3, 4), (4, 3, 2))
 _ALONE = ((0,), (2,))
-# Rounding errors depend on the size of a batch, by up to .01 in a wide 16-bit layer; values that
-# truly depend on the size differ by a factor.
+# Rounding errors differ by up to 0.01 between batch sizes, in a wide 16-bit layer. Values that
+# truly depend on the batch size differ by much more.
 _SAME_SIZE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 _ALONE_TOLERANCE = {"rtol": 0.2, "atol": 0.05}
 _NOISE = 0.1
@@ -33,11 +34,11 @@ _T = TypeVar("_T")
 
 
 class Mixing(NamedTuple):
-    """An example's value that depends on the rest of its batch.
+    """An example's output that depends on the other examples of its batch.
 
     Attributes:
         output: Index of the output among the flat outputs.
-        values: The value in one batch, and in another batch.
+        values: The output of the same example in two batches.
         is_alone: Whether the second batch contains no other example.
     """
 
@@ -49,8 +50,8 @@ class Mixing(NamedTuple):
         """Returns a one-line error message.
 
         Args:
-            place: Name of the layer, loss or metric.
-            numbers: Noun phrase for its values, such as "outputs of an example".
+            place: Name of the layer, loss or metric, which starts the message.
+            numbers: Noun phrase for the outputs, such as "outputs of an example".
         """
         first, second = self.values
         return (
@@ -60,25 +61,25 @@ class Mixing(NamedTuple):
 
 
 def on_made_up_examples(spec: Any, check: Callable[[Any], _T]) -> _T:
-    """Returns the result of a check of synthetic examples.
+    """Runs a check on synthetic examples, and returns its result.
 
     Args:
         spec: Specs with a first dimension of None, in any structure.
-        check: The check, which may raise any error.
+        check: Called with the examples, which are tensors; may raise any error.
     """
     try:
         return check(made_up_examples(spec))
     except tf.errors.OpError:
-        # TensorFlow refuses labels and ids of 1 if there is a single class or word.
+        # TensorFlow rejects the label or id 1 if there is a single class or word.
         return check(made_up_examples(spec, largest_integer=0))
 
 
 def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
-    """Returns seeded examples: floats in [0, 1), integers up to a maximum, and a row of zeros.
+    """Returns seeded examples: floats in [0, 1), integers from 0, and a last row of zeros.
 
     Args:
         spec: Specs with a first dimension of None, in any structure.
-        largest_integer: Maximum of the integers.
+        largest_integer: Largest integer to draw.
 
     Raises:
         UserError: If a dtype is not numeric.
@@ -106,7 +107,7 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
 
 
 def perturbed(weights: ModelWeights) -> ModelWeights:
-    """Returns perturbed weights as tensors: zeros would hide what a model computes."""
+    """Returns perturbed weights as tensors, because weights of 0 would hide dependencies."""
     rng = np.random.default_rng(0)
 
     def near(weight: Any) -> tf.Tensor:
@@ -121,13 +122,13 @@ def perturbed(weights: ModelWeights) -> ModelWeights:
 def find_mixing(
     call: PerExample, examples: Any, with_sizes: bool = True, place: str = "the model"
 ) -> Optional[Mixing]:
-    """Returns a value of an example that depends on the rest of its batch; None if none does.
+    """Returns an output that depends on other examples of its batch; None if none does.
 
     Args:
         call: The function to check.
         examples: The result of `made_up_examples`, or values computed from it.
-        with_sizes: Whether to compare batches of other sizes; False for a function with random
-            numbers that depend on the size.
+        with_sizes: Whether to compare batches of different sizes. False for a function whose random
+            numbers depend on the batch size.
         place: Name of the function, for messages.
 
     Raises:
@@ -149,12 +150,13 @@ def find_mixing(
 
 
 def find_model_mixing(call: Callable[[Any, tf.Tensor], Any], examples: Any) -> Optional[Mixing]:
-    """Returns a model output that depends on the rest of a batch; None if none does.
+    """Returns a model output that depends on other examples of its batch; None if none does.
 
-    Random layers do not matter: batches of one size have the same random numbers for one seed.
+    Random layers do not disturb the check: with one seed, batches of one size have the same random
+    numbers.
 
     Args:
-        call: (examples, seed int32 [2]) -> outputs.
+        call: Maps (examples, seed int32 [2]) to outputs.
         examples: The result of `made_up_examples`.
     """
 
@@ -170,16 +172,17 @@ def find_model_mixing(call: Callable[[Any, tf.Tensor], Any], examples: Any) -> O
     expected = outputs(0)
     draws = not are_equal(expected, outputs(1))
     if draws and not are_equal(expected, outputs(0)):
-        # Random operations with their own state: no two calls can be compared.
+        # Random operations have their own state, so no two calls can be compared.
         return None
     return find_mixing(with_seed(0), examples, with_sizes=not draws)
 
 
 def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
-    """Returns a loss, or its form for columns [n, 1] if only that form is a loss per example.
+    """Returns the loss, or its `ColumnLoss` if only that form gives one loss per example.
 
-    Keras losses for real numbers are means over the last axis. Keras matches labels [n] to outputs
-    [n, 1] for loss objects, but not for loss functions, which would compute all n^2 differences.
+    Keras losses for real numbers average over the last axis. Keras reshapes labels [n] to match
+    outputs [n, 1] for loss objects, but not for loss functions, which would compute all n^2
+    differences.
 
     Args:
         loss: A loss function, or a Keras loss.
@@ -190,7 +193,7 @@ def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
         return loss
     if labels.shape.rank == outputs.shape.rank == 2:
         return loss
-    # A caller with fewer rows only checks shapes.
+    # Repeat the rows of a caller that passes fewer, as it only checks shapes.
     rows = tf.range(_NUM_ROWS) % labels.shape[0]
     labels, outputs = tf.gather(labels, rows), tf.gather(outputs, rows)
     forms = [loss, ColumnLoss(loss)]
@@ -205,7 +208,7 @@ def is_single(value: Any) -> bool:
 
 
 def _is_per_example(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
-    # If a user's code fails, the caller's own call reports its lines.
+    # If user code fails here, the caller's own call of it will report the failing lines.
     try:
         losses = loss(labels, outputs)
         is_vector = tf.is_tensor(losses) and losses.shape == labels.shape[:1]
@@ -217,10 +220,10 @@ def _is_per_example(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
 def example_refusal(
     functions: Mapping[str, Callable[[tf.Tensor, Any], Any]], labels: tf.Tensor, outputs: Any
 ) -> Optional[str]:
-    """Returns an error message about functions with batch-dependent values; None if there are none.
+    """Returns an error message if a function's values depend on the batch, otherwise None.
 
     Args:
-        functions: Loss and metrics, functions of labels and outputs, by name.
+        functions: Loss and metrics by name; each is a function of labels and outputs.
         labels: Labels of synthetic examples.
         outputs: Outputs for these examples.
     """

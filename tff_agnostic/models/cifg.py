@@ -39,22 +39,22 @@ def cifg(
 ) -> tf.Tensor:
     """Returns the outputs of a CIFG (Greff et al. 2017) with a projection (Sak et al. 2014).
 
-    Gates are forget f, candidate g and output o, with u columns each; the input gate is 1 - f. The
-    state starts at zero.
+    The gates are forget f, candidate g and output o, with u columns each; the input gate is 1 - f.
+    The initial state is zero.
 
-        f, o = sigmoid(z), g = tanh(z) of z_t = x_t W + r_{t-1} U + b
+        z_t = x_t W + r_{t-1} U + b,  f, o = sigmoid(z_t),  g = tanh(z_t)
         c_t = f c_{t-1} + (1 - f) g,  h_t = o tanh(c_t),  r_t = h_t P
 
     Args:
         x: Inputs, float [B, T, in].
-        mask: bool [B, T], or None for all True. A False step keeps r and c.
+        mask: bool [B, T], or None for all True. Where it is False, r and c do not change.
         kernel: W, [in, 3u].
         recurrent_kernel: U, [r, 3u].
         bias: b, [3u].
         projection: P, [u, r], or None: then r_t = h_t.
 
     Returns:
-        r_1 to r_T, [B, T, r]. They are differentiable with respect to x and the weights, at any
+        r_1 to r_T, [B, T, r]. They are differentiable with respect to x and the weights, to any
         order.
     """
     steps = steps_to_unroll(x)
@@ -77,8 +77,7 @@ def cifg(
         r_all = to_tensor(r)
 
         def gradients(dr: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            # Transpose once for all steps, as a product with a transposed operand takes twice as
-            # long.
+            # Transpose once for all steps: a product with a transposed operand takes twice as long.
             recurrent_transposed = tf.transpose(recurrent_kernel)
             projection_transposed = None if projection is None else tf.transpose(projection)
             dr_steps, dz_steps = scan_back(
@@ -149,10 +148,11 @@ def as_lstm(
     bias: np.ndarray,
     projection: Optional[np.ndarray] = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the weights of an LSTM with the same outputs h_t as a CIFG.
+    """Returns the weights of an LSTM that has the same h_t as a CIFG.
 
-    As 1 - sigmoid(z) = sigmoid(-z), the LSTM's input gate has the negative weights of the forget
-    gate. As r_{t-1} U = h_{t-1} (P U), the LSTM's recurrent kernel includes the projection.
+    Because 1 - sigmoid(z) = sigmoid(-z), the weights of the LSTM's input gate are the negated
+    weights of the forget gate. Because r_{t-1} U = h_{t-1} (P U), the LSTM's recurrent kernel is P
+    U.
 
     Args:
         kernel: W, [in, 3u]; gates f, g, o.
@@ -177,7 +177,7 @@ def as_lstm(
 
 @tf.keras.utils.register_keras_serializable(package="tff_agnostic")
 class CIFG(RecurrentLayer):
-    """An LSTM layer with the input gate 1 - f, and three quarters of an LSTM's weights.
+    """An LSTM layer whose input gate is 1 - f, so that it has 3/4 of an LSTM's gate weights.
 
     Weights: `kernel` [in, 3u], `recurrent_kernel` [r, 3u], `bias` [3u], and `projection_kernel` [u,
     r] if `projection_units` = r is given; otherwise r = u. Outputs have r features. For other
@@ -220,10 +220,10 @@ class CIFG(RecurrentLayer):
         return cifg(x, mask, *(tf.cast(w, x.dtype) for w in weights))
 
     def plain_form(self) -> PlainForm:
-        """Keras' LSTM with the same states (see `as_lstm`), and a dense layer as projection.
+        """Returns Keras' LSTM with the same h_t (see `as_lstm`), and a dense layer as projection.
 
-        The LSTM's recurrent kernel includes the projection, so it has more weights: u x 4u instead
-        of r x 3u.
+        The LSTM's recurrent kernel is larger, [u, 4u] instead of [r, 3u], because it includes the
+        projection.
         """
         gates = (self.kernel.numpy(), self.recurrent_kernel.numpy(), self.bias.numpy())
         projection = None if self.projection_units is None else self.projection_kernel.numpy()
@@ -240,7 +240,7 @@ class CIFG(RecurrentLayer):
         return lambda inputs, **kwargs: project(states(inputs, **kwargs))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         return {
             **super().get_config(),
             "projection_units": self.projection_units,

@@ -28,12 +28,12 @@ def emnist_cnn(num_classes: int = 62, seed: int = 0) -> Model:
 
 @functools.lru_cache(maxsize=8)
 def _emnist_cnn(num_classes: int, policy: str) -> Model:
-    del policy  # Part of the cache key: Keras' policy.
+    del policy  # Keras' dtype policy is part of the cache key.
     return image_model(functools.partial(_build, num_classes))
 
 
 def image_model(build: Callable[[], tf.keras.Model]) -> Model:
-    """Returns a classifier of EMNIST images with the cross-entropy of a Keras model's scores.
+    """Returns a Keras model with cross-entropy loss as a classifier of EMNIST images.
 
     Args:
         build: Returns the Keras model for images [28, 28, 1].
@@ -80,7 +80,7 @@ def emnist_linear(num_classes: int = 62) -> Model:
 
 @functools.lru_cache(maxsize=8)
 def _emnist_linear(num_classes: int, policy: str) -> Model:
-    del policy  # Part of the cache key: Keras' policy.
+    del policy  # Keras' dtype policy is part of the cache key.
     return image_model(functools.partial(_build_linear, num_classes))
 
 
@@ -98,14 +98,14 @@ def _build_linear(num_classes: int) -> tf.keras.Model:
 def logistic_regression(num_features: int, num_classes: int, ridge: float = 0.0) -> Model:
     """Returns softmax regression: x float32 [n, features], y int32 [n], cross-entropy loss.
 
-    Weights start at zero; the objective is convex. Equal arguments return the same object, so that
-    runtimes trace it once for all trials.
+    Weights start at zero; the objective is convex. Calls with equal arguments return the same
+    object, so that runtimes trace it once for all trials.
 
     Args:
         num_features: Number of entries of x.
         num_classes: Number of classes.
-        ridge: Half of it times the squared norm of all weights, including biases, is added to every
-            example's loss.
+        ridge: Penalty factor: ridge / 2 ||w||^2, including biases, is added to every example's
+            loss.
     """
     return _logistic_regression(
         num_features, num_classes, ridge, tf.keras.mixed_precision.global_policy().name
@@ -114,7 +114,7 @@ def logistic_regression(num_features: int, num_classes: int, ridge: float = 0.0)
 
 @functools.cache
 def _logistic_regression(num_features: int, num_classes: int, ridge: float, policy: str) -> Model:
-    del policy  # Part of the cache key: Keras' policy.
+    del policy  # Keras' dtype policy is part of the cache key.
 
     def build() -> tf.keras.Model:
         inputs = tf.keras.Input([num_features])

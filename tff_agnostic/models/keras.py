@@ -1,8 +1,8 @@
 """Keras models as pure functions: conversion, checks, penalties, precision, frozen layers.
 
-While a call is traced, tensors replace variables; see `keras_platform`.
-`tff.learning.models.functional_model_from_keras` does the same through an imported GraphDef, which
-cannot be vectorised over clients, refuses to run outside TFF, and leaves dropout unseeded.
+Tensors replace a Keras model's variables while its call is traced; see `keras_platform`.
+`tff.learning.models.functional_model_from_keras` instead imports a GraphDef, which cannot be
+vectorised over clients, cannot run outside TFF, and leaves dropout unseeded.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tff_agnostic.models.keras_platform import keras_platform, model_layers, nam
 from tff_agnostic.models.metrics import ColumnLoss, Metric
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
-# Keras policy of each precision, and factor of losses while gradients are taken: float16 gradients
-# below 6e-8 would vanish otherwise. bfloat16 has the range of float32.
+# Keras policy and loss scale of each precision. Without a loss scale, float16 gradients below 6e-8
+# would underflow to 0; bfloat16 has the range of float32.
 _POLICIES: Registry[tuple[str, float]] = Registry(
     "precision",
     {
@@ -67,14 +67,14 @@ def model_from_keras(
         seed: Seed of the initial weights.
 
     Returns:
-        The functional form. Dropout and other random layers draw from the seed of each call.
+        The model in functional form. Dropout and other random layers draw from each call's seed.
 
     Raises:
-        ValueError: If the model has no trainable weights, or some that are not float32; if it has
-            weights outside of layer attributes, or layers that update their own state while
-            training, such as batch normalisation; if its call adds losses or uses variables in
-            other ways; if `loss` does not return one number per example; or if outputs, loss or a
-            metric of an example depend on the rest of its batch.
+        ValueError: If the model has no trainable weights, or trainable weights that are not
+            float32; if weights are not in layer attributes; if layers update their own state while
+            training, as batch normalisation does; if its call adds losses or captures variables; if
+            `loss` does not return one number per example; or if an example's outputs, loss or
+            metrics depend on other examples of its batch.
     """
     tf.keras.utils.set_random_seed(seed)
     name_layers_afresh()
@@ -85,7 +85,7 @@ def model_from_keras(
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
     if not (trainable or non_trainable or keras_model.built):
-        # Keras 2 itself raises a similar error.
+        # Keras 2 raises a similar error by itself.
         raise ValueError(
             f"weights of the model {keras_model.name!r} have not yet been created: its first layer "
             "is to be a tf.keras.Input"
@@ -114,16 +114,16 @@ def model_from_keras(
 
 
 def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
-    """Wraps a trained Keras model as a `Model` with fixed weights, which is not trained.
+    """Wraps a trained Keras model as a `Model` without trainable weights.
 
-    It may therefore have moving averages, added losses and weights of any type.
+    As it is not trained, it may have moving averages, added losses and weights of any dtype.
 
     Args:
         keras_model: The Keras model; none of its weights are trainable afterwards.
         like: A model with the same inputs, labels and loss.
 
     Raises:
-        ValueError: If it is not a pure function of weights in layer attributes.
+        ValueError: If the model is not a pure function of weights in layer attributes.
     """
     keras_model.trainable = False
     keras_platform().make_reentrant(keras_model)
@@ -145,10 +145,10 @@ def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
 
 
 def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> Model:
-    """Returns a model with the initial weights of a seed, otherwise equal to `model`.
+    """Returns `model` with the initial weights of another seed.
 
     Args:
-        model: The result of `model_from_keras` for `build` and its first seed, 0.
+        model: The result of `model_from_keras` for `build` and seed 0.
         seed: Seed of the initial weights.
     """
     if seed == 0:
@@ -158,11 +158,11 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
 
 
 def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
-    """Returns a model with the functions of an earlier model that computes the same, if any.
+    """Returns `model`, with the functions of an earlier model that computes the same, if any.
 
-    A runtime's traces of the earlier model then serve this model. Two models are known to compute
-    the same if they are graphs of Keras' own layers, which their configurations describe
-    completely, with one of Keras' losses and equal metrics. Any other model is returned unchanged.
+    A runtime then reuses its traces of the earlier model. Two models compute the same if both are
+    graphs of Keras' own layers with equal configurations, equal Keras losses and equal metrics. A
+    model without an equal earlier model, or with other layers or losses, is returned unchanged.
 
     Args:
         model: The result of `model_from_keras`.
@@ -176,12 +176,12 @@ def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
 
 
 def _description(model: Model) -> Optional[str]:
-    """Returns a string that describes a model except its metrics; None if that is impossible."""
+    """Returns a string that identifies a model up to its metrics; None if no string can."""
     keras_model = model.keras_model
     loss = model.loss.loss if isinstance(model.loss, ColumnLoss) else model.loss
     if keras_model is None or not keras_platform().is_graph(keras_model):
         return None
-    # Adapted state of a layer is not in its configuration.
+    # A layer's configuration does not contain its adapted state.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         return None
     # Keras' wrapper may contain a user's function.
@@ -198,7 +198,7 @@ def _description(model: Model) -> Optional[str]:
         return None
     if not _names_keras_only(config.get("config")):
         return None
-    # Strings of specs and losses include their shapes, types and settings.
+    # The strings of specs and losses contain shapes, dtypes and settings.
     parts = (
         config,
         str(model.example_spec),
@@ -218,20 +218,20 @@ def _is_keras_module(module: str) -> bool:
 
 
 def _names_keras_only(config: Any) -> bool:
-    """Returns whether a configuration contains neither user code nor operations on tensors."""
+    """Whether a configuration names only Keras' layers, without user code or tensor operations."""
     if isinstance(config, Mapping):
         if "class_name" in config:
             name, module = str(config["class_name"]), str(config.get("module") or "")
-            # Operations on tensors are TFOpLambda in Keras 2, and of keras.ops in Keras 3.
+            # Tensor operations are of class TFOpLambda in Keras 2, and from keras.ops in Keras 3.
             if "Lambda" in name or "Op" in name or not _is_keras_module(module):
                 return False
-        # An unnamed function has its code as its value.
+        # The configuration of a lambda contains its code as "value".
         return "value" not in config and all(map(_names_keras_only, config.values()))
     return not isinstance(config, list) or all(map(_names_keras_only, config))
 
 
 def _model_call(keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> Predict:
-    """Returns the call of a Keras model as a function of its variables' values."""
+    """Returns a Keras model's call as a function of its variables' values."""
     call = keras_platform().pure_call(keras_model, variables)
 
     def predict(weights: ModelWeights, x: Any, training: bool, seed: tf.Tensor) -> tf.Tensor:
@@ -249,8 +249,8 @@ def _values(keras_model: tf.keras.Model) -> ModelWeights:
 
 
 def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
-    """Raises a `ValueError` if a trainable weight is not float32."""
-    # Nested layers come last, so the message names the innermost layer.
+    """Raises `ValueError` if a trainable weight is not float32."""
+    # Nested layers come last in the list; reverse it to name the innermost layer.
     for module in reversed(model_layers(keras_model)):
         for weight in module.trainable_weights:
             dtype = weight.numpy().dtype.name
@@ -262,7 +262,7 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
 
 
 def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
-    """Raises a `ValueError` if training would change more than weights, or add to the loss."""
+    """Raises `ValueError` if training would update other state than weights, or add losses."""
     for module in model_layers(keras_model):
         if isinstance(module, tf.keras.layers.BatchNormalization) and module.trainable:
             raise ValueError(
@@ -282,7 +282,7 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 
 
 def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
-    # With a given mean and variance it has no weights for them.
+    # A layer whose mean and variance are constructor arguments has no weights for them.
     mean, variance = (getattr(layer, name, None) for name in ("adapt_mean", "adapt_variance"))
     if mean is None or variance is None:
         return False
@@ -290,12 +290,12 @@ def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
 
 
 def _checked(model: Model) -> Model:
-    """Traces and checks a model; returns it with its loss in the form for single examples.
+    """Traces and checks a model; returns it with the loss of `per_example_loss`.
 
     Raises:
-        ValueError: If a check fails that attributes of layers do not show.
+        ValueError: If the traced calls fail a check.
     """
-    # The objective would not include a loss that a call adds.
+    # Losses that a call adds would be missing from the objective.
     layers_with_losses: list[str] = []
 
     def note_losses() -> None:
@@ -331,7 +331,7 @@ def _predicting(model: Model, training: bool) -> Callable[[ModelWeights, Example
 
 
 def _refuse_other_shapes(loss: Any, labels: tf.TensorSpec, outputs: Any) -> None:
-    """Raises a `ValueError` if a loss reads variables, or is not one number per example."""
+    """Raises `ValueError` if a loss reads variables, or is not one number per example."""
     specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), outputs)
     traced = tf.function(loss, autograph=False).get_concrete_function(labels, specs)
     refuse_captured_state(traced)
@@ -345,13 +345,13 @@ def _refuse_other_shapes(loss: Any, labels: tf.TensorSpec, outputs: Any) -> None
 def _refuse_mixing(
     model: Model, weights: ModelWeights, traced: Any, made: Examples, training: bool
 ) -> None:
-    """Raises a `ValueError` if a Keras model's outputs of an example depend on its batch."""
+    """Raises `ValueError` if a model's outputs for an example depend on the rest of its batch."""
     mixing = find_model_mixing(lambda rows, seed: traced(tuple(weights), rows, seed), made)
     if mixing is None:
         return
     assert model.keras_model is not None
     place = f"the model {model.keras_model.name!r}"
-    # The error is correct without the layer's name, which is unavailable for some graphs.
+    # The layer's name is unavailable for some graphs; the error is correct without it.
     with contextlib.suppress(Exception):
         layer, mixing = _mixing_layer(model.keras_model, weights, made["x"], training)
         place = f"layer {layer!r}"
@@ -364,12 +364,13 @@ def _refuse_mixing(
 def _mixing_layer(
     keras_model: tf.keras.Model, weights: ModelWeights, x: Any, training: bool
 ) -> tuple[str, Mixing]:
-    """Returns the name of the first layer of a graph whose outputs depend on the batch."""
+    """Returns the name of a graph's first layer with batch-dependent outputs, and its `Mixing`."""
     pairs = [
         (layer.name, output)
         for layer in keras_model.layers
         for output in tf.nest.flatten(layer.output)
-        # A mean over the batch has no row per example; the layer that uses the mean is named.
+        # Skip outputs without a row per example, such as a mean over the batch: the layer that uses
+        # the mean is found instead.
         if len(output.shape) and output.shape[0] is None
     ]
     variables = [*keras_model.trainable_weights, *keras_model.non_trainable_weights]
@@ -389,11 +390,11 @@ def trace_outputs(
     compute: Callable[[ModelWeights, Examples, tf.Tensor], Any],
     while_tracing: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Returns a traced function of weights as a tuple, examples and a seed, int32 [2].
+    """Returns `compute` traced as a function of weights (a tuple), examples and a seed, int32 [2].
 
     Args:
         model: The model to trace.
-        compute: The function; its first argument is a `ModelWeights`.
+        compute: Function of `ModelWeights`, examples and a seed.
         while_tracing: Called at the end of the trace.
 
     Raises:
@@ -413,14 +414,14 @@ def trace_outputs(
             weight_specs, model.example_spec, tf.TensorSpec([2], tf.int32)
         )
     except AttributeError as e:
-        # Tensors replace weights here, so assigning to a weight fails with this error.
+        # Tensors replace the weights here, and tensors have no `assign`.
         raise ValueError(
             f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
         ) from e
 
 
 def refuse_captured_state(traced: Any) -> None:
-    """Raises a `ValueError` if a traced function reads variables besides its arguments."""
+    """Raises `ValueError` if a traced function reads variables that are not its arguments."""
     # A variable captured by a closure would silently keep its first value.
     if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
         names = sorted({variable.name for variable in traced.graph.variables})
@@ -441,7 +442,7 @@ class _WeightFunctions:
     functions: tuple[tuple[int, Callable[[tf.Tensor], tf.Tensor]], ...]
 
     def without(self, frozen: Sequence[int]) -> Any:
-        """Returns the functions of the weights that remain trainable; None if there are none.
+        """Returns the functions of weights that remain trainable; None if no function remains.
 
         Args:
             frozen: Positions of the frozen weights.
@@ -455,7 +456,7 @@ class _WeightFunctions:
 
 
 class WeightPenalties(_WeightFunctions):
-    """The sum of regularizers of single weights, as a function of the trainable weights."""
+    """The sum of all weights' regularizers, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of the penalties, a scalar."""
@@ -463,7 +464,7 @@ class WeightPenalties(_WeightFunctions):
 
 
 class WeightConstraints(_WeightFunctions):
-    """Constraints of single weights, as a function of the trainable weights."""
+    """All weights' constraints, as a function of the trainable weights."""
 
     def __call__(self, weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns weights that satisfy their constraints."""
@@ -485,7 +486,7 @@ def _constraints(trainable: Sequence[tf.Variable]) -> Optional[WeightConstraints
         traced = tf.function(lambda w, constrain=constraint: constrain(w), autograph=False)
         try:
             once = traced(tf.constant(weight, tf.float32))
-        # RadialConstraint of Keras 2 creates variables, and Keras itself cannot train with it.
+        # Keras 2's RadialConstraint creates variables; Keras itself cannot train with it.
         except Exception as e:
             raise ValueError(
                 f"{place}: expected a constraint that TensorFlow can trace, found {kind}, which "
@@ -513,24 +514,25 @@ def computing_in(precision: str) -> Iterator[None]:
 
 
 def current_loss_scale() -> float:
-    """Returns the loss scale of models built in the current context."""
+    """Returns the loss scale for models built under the current Keras policy."""
     name = tf.keras.mixed_precision.global_policy().name
     return _POLICIES[name][1] if name in _POLICIES else 1.0
 
 
 def as_float32(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of 16-bit floats as float32, and others unchanged."""
+    """Casts 16-bit floats to float32; returns other tensors unchanged."""
     return tf.cast(value, tf.float32) if value.dtype in (tf.float16, tf.bfloat16) else value
 
 
 def freeze(model: Model, patterns: Sequence[str]) -> Model:
-    """Returns a model that trains without the layers that match given patterns.
+    """Returns a model in which layers that match one of the patterns are frozen.
 
-    Weights of these layers become the first of the non-trainable weights: algorithms, aggregations
-    and runtimes need no special case. Their regularizers are constant, and omitted from the loss.
+    The frozen layers' weights become the first non-trainable weights, so that algorithms,
+    aggregations and runtimes need no special case. Their regularizers are constant, and omitted
+    from the loss.
 
     Args:
-        model: A model of a Keras model, without frozen layers.
+        model: A model made from a Keras model, without frozen layers.
         patterns: Names of layers, or glob patterns such as `block_*`.
     """
     if not patterns:
@@ -565,7 +567,7 @@ def freeze(model: Model, patterns: Sequence[str]) -> Model:
 
 
 class LastLayer(NamedTuple):
-    """The last layer that a model trains.
+    """The last trainable layer of a model.
 
     Attributes:
         name: Name of the layer.
@@ -577,15 +579,15 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(model: Model) -> LastLayer:
-    """Returns the layer that owns the last trainable weight of a model.
+    """Returns the layer with the model's last trainable weight.
 
     Args:
-        model: A model of a Keras model; some of its layers may be frozen.
+        model: A model made from a Keras model; some of its layers may be frozen.
     """
     layers, frozen = _layer_weights(model), set(model.frozen)
     trained = set().union(*layers.values()) - frozen
     last = max(trained)
-    # The innermost layer if layers are nested; it comes after the layers that contain it.
+    # Of nested layers choose the innermost, which comes after the layers that contain it.
     holders = [n for n in layers if last in layers[n]]
     name = min(reversed(holders), key=lambda n: len(layers[n]))
     others = [
@@ -602,7 +604,7 @@ def last_layer(model: Model) -> LastLayer:
 
 
 def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
-    """Returns weights of a Keras model in the order of a model with frozen layers.
+    """Reorders a Keras model's weights: frozen weights become the first non-trainable ones.
 
     Args:
         weights: Trainable and other weights in the Keras model's order.
@@ -614,14 +616,14 @@ def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
 
 
 def as_in_keras(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
-    """Returns the arrays in the Keras model's order: the inverse of `with_frozen`."""
+    """Reorders weights as in the Keras model: the inverse of `with_frozen`."""
     trainable, others = list(weights.trainable), list(weights.non_trainable)
     for position, weight in zip(frozen, others):
         trainable.insert(position, weight)
     return ModelWeights(trainable, others[len(frozen) :])
 
 
-# Equal instances are traced once, like models that only differ in the values of their weights.
+# A dataclass, so that equal models stay equal after freezing, and are traced once.
 @dataclasses.dataclass(frozen=True)
 class _Predict:
     predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]
@@ -632,7 +634,7 @@ class _Predict:
 
 
 def _layer_weights(model: Model) -> Mapping[str, set[int]]:
-    """Returns the positions of each layer's trainable weights, by the layer's name."""
+    """Maps each layer's name to the positions of its trainable weights."""
     keras_model = model.keras_model
     if keras_model is None:
         raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another"))

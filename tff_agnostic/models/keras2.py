@@ -1,4 +1,4 @@
-"""Keras 2, as in TensorFlow 2.14: replaces variables by tensors while a call is traced.
+"""The Keras 2 platform (TensorFlow 2.14): replaces variables by tensors during tracing.
 
 It uses private attributes of Keras; see `keras_platform` for the purpose of each function.
 """
@@ -14,13 +14,13 @@ from typing import Any, Callable, Optional
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import KERAS_2, LayerSeeds, Penalty, PureCall, model_layers
 
-# Keras' registry of a layer's variables; the forward pass never reads them.
+# Attributes in which Keras registers a layer's variables; the forward pass never reads them.
 _BOOKKEEPING = frozenset(
     {"_trainable_weights", "_non_trainable_weights", "_self_tracked_trackables"}
 )
 
 Slot = tuple[dict[str, Any], str, Any]
-# A variable, the indices of its weights, and the dtype of its layer's computation.
+# A slot, the indices of the weights in it, and the compute dtype of its layer.
 WeightSlot = tuple[Slot, list[int], Optional[str]]
 
 
@@ -30,7 +30,7 @@ class Keras2:
     release = KERAS_2
 
     def name_layers_afresh(self) -> None:
-        """Resets Keras' counters."""
+        """Resets Keras' name counters."""
         tf.keras.backend.reset_uids()
 
     def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
@@ -46,9 +46,9 @@ class Keras2:
         return call
 
     def make_reentrant(self, keras_model: tf.keras.Model) -> None:
-        """Avoids the fused normalisation."""
-        # The CPU kernel of TensorFlow 2.14 (oneDNN's) keeps values of a call in itself: threads
-        # that run it concurrently, such as lanes, overwrite each other's memory.
+        """Disables fused normalisation."""
+        # The fused CPU kernel of TensorFlow 2.14 (oneDNN) stores values of a call in the kernel
+        # object, so threads that run it concurrently overwrite each other's values.
         for module in model_layers(keras_model):
             if isinstance(module, tf.keras.layers.LayerNormalization):
                 module._fused = False
@@ -58,10 +58,10 @@ class Keras2:
     def penalties(
         self, keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
     ) -> list[Penalty]:
-        """Takes regularizers from the layers' losses.
+        """Extracts the regularizers from the layers' losses.
 
-        Keras binds a regularizer to its variable (a `functools.partial` in another that tags it),
-        not to the layer's attribute, so replacing attributes would not reach it.
+        Keras binds a regularizer to its variable, as one `functools.partial` inside another, so
+        replacing the layer's attributes would not affect it.
         """
         index_by_id = {id(w): i for i, w in enumerate(trainable)}
         penalties = []
@@ -78,11 +78,11 @@ class Keras2:
         return penalties
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
-        """Reads the losses that calls added."""
+        """See `KerasPlatform.layers_with_losses`."""
         return [module.name for module in model_layers(keras_model) if module._eager_losses]
 
     def weight_name(self, weight: tf.Variable) -> str:
-        """The variable's own name, without the output index."""
+        """Returns the variable's name without the output index."""
         name: str = weight.name
         return name.partition(":")[0]
 
@@ -95,13 +95,12 @@ class Keras2:
         keras_model: tf.keras.Model,
         make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Rebuilds the model, node by node in Keras's order."""
+        """Rebuilds the model node by node, in Keras' order."""
         inputs = [
             tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
             for x, layer in zip(keras_model.inputs, keras_model._input_layers)
         ]
-        # Keras' own traversal of a functional model takes the next use of each tensor from such
-        # lists.
+        # As in Keras' own traversal: a list of copies of each tensor, one for each use.
         uses: Mapping[str, int] = keras_model._tensor_usage_count
         values = {
             str(id(x)): [new] * uses[str(id(x))] for x, new in zip(keras_model.inputs, inputs)
@@ -112,7 +111,7 @@ class Keras2:
                 if node.is_input:
                     continue
                 args, kwargs = node.map_arguments(values)
-                # Create one form for a layer that is called twice.
+                # A layer that is called twice has one form.
                 if id(node.layer) not in forms:
                     forms[id(node.layer)] = make_form(node.layer)
                 outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
@@ -126,22 +125,22 @@ class Keras2:
         )
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
-        """Sets the format explicitly, as it is not this release's default."""
+        """See `KerasPlatform.save`; the .keras format is not this release's default."""
         keras_model.save(path, save_format="keras")
 
     def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
-        """Keras' own function accepts both kinds of source."""
+        """See `KerasPlatform.load`; Keras' function accepts both paths and HDF5 files."""
         return tf.keras.models.load_model(source, classes, compile=False, safe_mode=safe_mode)
 
     @contextlib.contextmanager
     def recurrence_as_loops(self, layers: Sequence[Any]) -> Iterator[None]:
-        """Replaces the call of LSTMs by their base class's call."""
+        """Replaces the `call` of LSTMs by their base class's `call`."""
         lstm = tf.keras.layers.LSTM
         layers_to_change = [
             layer for layer in layers if isinstance(layer, lstm) and type(layer).call is lstm.call
         ]
         for layer in layers_to_change:
-            # The LSTM's call selects a kernel; the base class's call only steps the cell.
+            # The LSTM's `call` may select a fused kernel; the base class's only steps the cell.
             layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
         try:
             yield
@@ -153,7 +152,7 @@ class Keras2:
 def find_weight_slots(
     keras_model: tf.keras.Model, weights: Sequence[tf.Variable]
 ) -> list[WeightSlot]:
-    """Finds every attribute that holds weights, with the indices of the weights it holds.
+    """Finds every attribute that holds weights, and the indices of these weights.
 
     A slot is an attribute that holds either one variable or a list of variables.
     """
@@ -182,7 +181,7 @@ def find_weight_slots(
 
 
 def find_random_slots(keras_model: tf.keras.Model) -> list[Slot]:
-    """Finds every attribute that holds the random generator of a layer."""
+    """Finds every attribute that holds a layer's random generator."""
     return [
         (vars(module), "_random_generator", vars(module)["_random_generator"])
         for module in model_layers(keras_model)
@@ -203,7 +202,7 @@ def swapped(slots: Sequence[WeightSlot], values: Sequence[tf.Tensor]) -> Iterato
 
 @contextlib.contextmanager
 def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator[None]:
-    """Puts a replacement into each slot inside this context."""
+    """Replaces the value of each slot inside this context."""
     # Write to the attribute dictionaries directly, as Keras' __setattr__ would track the tensors.
     for (attributes, name, _), replacement in zip(slots, replacements):
         attributes[name] = replacement
@@ -215,7 +214,7 @@ def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator
 
 
 def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
-    # Keras casts when a layer of mixed precision reads one of its variables.
+    # Keras casts variables, but not these tensors, when a mixed-precision layer reads them.
     current = tf.as_dtype(value.dtype)
     if dtype is None or current == dtype or not current.is_floating:
         return value
@@ -223,14 +222,14 @@ def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
 
 
 class StatelessGenerator(LayerSeeds):
-    """The part of `keras.backend.RandomGenerator` that layers use, from stateless seeds."""
+    """The methods of `keras.backend.RandomGenerator` that layers use, with stateless seeds."""
 
     def make_seed_for_stateless_op(self) -> tf.Tensor:
         """Returns a seed that is unique to this call, int32 [2]."""
         return self.next()
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
-        """Returns inputs with a fraction `rate` set to 0, and the others scaled up."""
+        """Sets a fraction `rate` of the inputs to 0, and scales up the others."""
         return tf.nn.experimental.stateless_dropout(
             inputs, rate=rate, noise_shape=noise_shape, seed=self.next()
         )

@@ -1,4 +1,4 @@
-"""Keras 3: replaces variables by tensors in `keras.StatelessScope`, a public class.
+"""The Keras 3 platform: replaces variables by tensors through `keras.StatelessScope`.
 
 See `keras_platform` for the purpose of each function.
 """
@@ -21,7 +21,7 @@ from keras.src.utils import naming
 from tff_agnostic.base.later import h5py, tf
 from tff_agnostic.models.keras_platform import KERAS_3, LayerSeeds, Penalty, PureCall, model_layers
 
-# Seeds of each random generator in the traced call, by the generator's index.
+# Seeds for each random generator in the call that is being traced, by the generator's index.
 _SEEDS: contextvars.ContextVar[Optional[Sequence[LayerSeeds]]] = contextvars.ContextVar(
     "seeds", default=None
 )
@@ -33,11 +33,11 @@ class Keras3:
     release = KERAS_3
 
     def name_layers_afresh(self) -> None:
-        """Resets the counters, and no other global state of Keras."""
+        """Resets Keras' name counters, but not its other global state."""
         naming.reset_uids()
 
     def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
-        """Calls the model in a scope with values of its variables."""
+        """See `KerasPlatform.pure_call`."""
         num_seeds = _draw_from_given_seeds(keras_model)
 
         def call(values: Sequence[tf.Tensor], x: Any, training: bool, seed: tf.Tensor) -> Any:
@@ -56,25 +56,25 @@ class Keras3:
         return call
 
     def make_reentrant(self, keras_model: tf.keras.Model) -> None:
-        """Does nothing: no layer's op keeps values of a call."""
+        """Does nothing, as no op of Keras 3 layers keeps values between calls."""
 
     def penalties(
         self, keras_model: tf.keras.Model, trainable: Sequence[tf.Variable]
     ) -> list[Penalty]:
-        """Reads the regularizers from the variables."""
+        """See `KerasPlatform.penalties`."""
         return [(k, v.regularizer) for k, v in enumerate(trainable) if v.regularizer is not None]
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
-        """Reads the losses that calls added in a scope."""
+        """See `KerasPlatform.layers_with_losses`."""
         return [layer.name for layer in model_layers(keras_model) if layer._loss_ids]
 
     def weight_name(self, weight: tf.Variable) -> str:
-        """The variable's path."""
+        """Returns the variable's path."""
         path: str = weight.path
         return path
 
     def is_graph(self, keras_model: tf.keras.Model) -> bool:
-        """Whether the model is functional, or sequential with known inputs."""
+        """Whether the model is functional, or sequential and built."""
         is_built = isinstance(keras_model, tf.keras.Sequential) and keras_model.built
         return is_built or isinstance(keras_model, Functional)
 
@@ -83,12 +83,13 @@ class Keras3:
         keras_model: tf.keras.Model,
         make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Clones the graph, with functions instead of the layers' calls."""
-        # Create one form for a layer that is called twice. Functions of `keras.ops` are not layers.
+        """Clones the graph; forms replace the layers' calls."""
+        # A layer that is called twice has one form. Functions of `keras.ops` have none.
         form = functools.cache(make_form)
 
         def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
-            # Drop recorded masks, which belong to the previous graph; masks are computed again.
+            # Drop the recorded masks, which belong to the original graph; the new graph computes
+            # its own.
             del mask
             return (form(layer) if isinstance(layer, tf.keras.layers.Layer) else layer)(
                 *args, **kwargs
@@ -107,24 +108,24 @@ class Keras3:
         return tf.keras.Model(inputs, outputs, name=keras_model.name)
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
-        """The suffix of the path selects the format."""
+        """See `KerasPlatform.save`; the path's suffix selects the format."""
         keras_model.save(path)
 
     def load(self, source: Any, classes: Mapping[str, Any], safe_mode: bool) -> tf.keras.Model:
-        """Keras' public function accepts paths only."""
+        """See `KerasPlatform.load`; Keras' public function accepts only paths."""
         with _without_mask_warnings():
             if isinstance(source, h5py.File):
                 return load_model_from_hdf5(source, classes, compile=False)
             return tf.keras.models.load_model(source, classes, compile=False, safe_mode=safe_mode)
 
     def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
-        """Does nothing: LSTMs are loops that the converter does not recognise."""
+        """Does nothing, as Keras 3's LSTMs are loops that the converter does not recognise."""
         return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def _without_mask_warnings() -> Iterator[None]:
-    # Ignore warnings for layers in which a mask ends after its use.
+    # Ignore Keras' warnings about layers that use a mask but do not pass it on.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s)Layer .* does not support masking")
         yield
@@ -140,20 +141,20 @@ def _given(seeds: Sequence[LayerSeeds]) -> Iterator[None]:
 
 
 def _draw_from_given_seeds(keras_model: tf.keras.Model) -> int:
-    """Makes random generators use seeds of `_SEEDS` if available; returns their number.
+    """Makes random generators use the seeds in `_SEEDS` if set; returns the number of seeds.
 
-    Their own state holds 64-bit seeds, from which ops derive other numbers than in Keras 2.
+    The generators' own state has 64-bit seeds, from which ops would derive other random numbers
+    than in Keras 2.
     """
     layers = tf.keras.layers
-    # Keras 2 also counts these layers if they draw nothing, and recurrent layers in addition to
-    # their cells.
+    # In Keras 2 these layers have an index even if they draw nothing, and recurrent layers have one
+    # in addition to their cells'.
     counted = (layers.Dropout, layers.LSTM, layers.GRU, layers.SimpleRNN)
     count = 0
     for layer in model_layers(keras_model):
         generators = layer._seed_generators
         for k, generator in enumerate(generators):
-            # Use the class's method, as the instance may already be wrapped for another function of
-            # the model.
+            # Use the class's method, as an earlier `pure_call` may have replaced the instance's.
             class_next = functools.partial(type(generator).next, generator)
             generator.next = functools.partial(_next_seed, class_next, count + k)
         count += max(len(generators), isinstance(layer, counted))

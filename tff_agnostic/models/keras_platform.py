@@ -1,7 +1,7 @@
-"""One interface to Keras 2 and Keras 3, and conversion to models of Keras' own layers.
+"""A common interface to Keras 2 and Keras 3, and conversion to Keras' own layers.
 
 `tf.keras` is Keras 2 in TensorFlow 2.14 and Keras 3 in later releases. No other module in this
-package depends on which it is. `plain_keras` converts a model with layers of this package to Keras'
+package depends on the version. `plain_keras` replaces this package's layers in a model by Keras'
 own layers with the same outputs.
 """
 
@@ -15,15 +15,15 @@ from typing import Any, Callable, Protocol
 
 from tff_agnostic.base.later import tf
 
-# (values of variables, x, training, seed int32 [2]) -> the outputs of a model.
+# Maps (values of variables, x, training, seed int32 [2]) to a model's outputs.
 PureCall = Callable[[Sequence["tf.Tensor"], Any, bool, "tf.Tensor"], Any]
-# A variable's position, and the function of its penalty in the objective.
+# The position of a variable, and the function that maps its value to a penalty.
 Penalty = tuple[int, Callable[["tf.Tensor"], "tf.Tensor"]]
 
 KERAS_2 = "Keras 2"
 KERAS_3 = "Keras 3"
-# Method of this package's layers. It returns a function that replaces the layer in a functional
-# model: called like the layer, it creates Keras' own layers with the current values of the layer's
+# Name of a method of this package's layers. It returns a function that replaces the layer in a
+# functional model: called like the layer, it applies Keras' own layers with copies of the layer's
 # weights.
 PLAIN_FORM = "plain_form"
 PlainForm = Callable[..., Any]
@@ -31,7 +31,7 @@ _KERAS = ("keras.", "tensorflow.")
 
 
 class KerasPlatform(Protocol):
-    """A release of Keras, as far as releases differ.
+    """The operations that differ between Keras releases.
 
     Attributes:
         release: `KERAS_2` or `KERAS_3`.
@@ -42,17 +42,17 @@ class KerasPlatform(Protocol):
     def name_layers_afresh(self) -> None:
         """Makes Keras restart the numbering of unnamed layers.
 
-        Names are then the same in every process, and in every trial of a process.
+        Layer names are then the same in every process and every trial.
         """
 
     def pure_call(self, keras_model: tf.keras.Model, variables: Sequence[tf.Variable]) -> PureCall:
         """Returns the call of a model as a function of its variables' values, in order.
 
-        Random layers draw from `LayerSeeds`: the same numbers on every platform.
+        Random layers draw from `LayerSeeds`, which gives the same numbers on every platform.
 
         Raises:
-            ValueError: If values cannot replace a variable; the returned function raises it if the
-                model's call assigns to a variable.
+            ValueError: If values cannot replace a variable. The returned function also raises
+                ValueError if the model's call assigns to a variable.
         """
 
     def make_reentrant(self, keras_model: tf.keras.Model) -> None:
@@ -64,7 +64,7 @@ class KerasPlatform(Protocol):
         """Returns the regularizers of single weights.
 
         Raises:
-            ValueError: If a layer has another kind of loss outside of its call.
+            ValueError: If a layer has any other loss that does not come from its call.
         """
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:
@@ -74,7 +74,7 @@ class KerasPlatform(Protocol):
         """Returns a weight's name with its layer's name, such as `dense/kernel`."""
 
     def is_graph(self, keras_model: tf.keras.Model) -> bool:
-        """Returns whether a model is a graph of layers: functional, or a built sequential one."""
+        """Returns whether a model is a graph of layers: functional, or sequential and built."""
 
     def rebuilt(
         self,
@@ -85,7 +85,7 @@ class KerasPlatform(Protocol):
 
         Args:
             keras_model: A graph of layers.
-            make_form: Layer -> function that is called like the layer; called once per layer.
+            make_form: Maps a layer to the function that replaces it; called once per layer.
         """
 
     def save(self, keras_model: tf.keras.Model, path: Path) -> None:
@@ -97,15 +97,15 @@ class KerasPlatform(Protocol):
         Args:
             source: The path of a file, or an open HDF5 file.
             classes: Classes of layers in addition to Keras' own, by name.
-            safe_mode: Whether Keras refuses lambdas.
+            safe_mode: Whether Keras rejects lambdas.
         """
 
     def recurrence_as_loops(self, layers: Sequence[Any]) -> AbstractContextManager[None]:
-        """Makes Keras' LSTMs loops in functions traced inside this context.
+        """Makes functions traced inside this context run Keras' LSTMs as loops.
 
-        Otherwise TensorFlow Lite's converter inserts its own LSTM, which starts from the state of
-        the previous example unless the caller resets its variables. A subclass that overrides
-        `call` does not change.
+        Otherwise TensorFlow Lite's converter inserts its own LSTM, which starts from the previous
+        example's state unless the caller resets its variables. LSTM subclasses that override `call`
+        are left unchanged.
         """
 
 
@@ -127,7 +127,7 @@ class LayerSeeds:
 
     Args:
         seed: Seed of the call, int32 [2].
-        layer_index: Index of the layer among those that draw.
+        layer_index: Index of the layer among the layers that draw random numbers.
     """
 
     def __init__(self, seed: tf.Tensor, layer_index: int) -> None:
@@ -152,7 +152,7 @@ def name_layers_afresh() -> None:
 
 
 def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
-    """Returns a model with the outputs of `model`, but plain forms of layers that have one.
+    """Returns a model with the same outputs, in which Keras' own layers replace this package's.
 
     Args:
         model: A Keras model. It is returned unchanged if it is neither functional nor sequential,
@@ -169,7 +169,7 @@ def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
 
 
 def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
-    """Returns a model's layers that are not Keras' own: name -> module and class.
+    """Returns a model's layers that are not Keras' own, as name -> module and class.
 
     This includes the model itself if it is neither functional nor sequential.
     """
@@ -182,9 +182,9 @@ def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
 
 
 def layer_classes(model: tf.keras.Model) -> dict[str, type]:
-    """Returns the classes of a model's layers that Keras needs for loading it, by name.
+    """Returns the layer classes that Keras needs in order to load a model, by name.
 
-    Layers with a plain form are excluded: they are saved as Keras' own layers.
+    Layers with a plain form are excluded, as they are saved as Keras' own layers.
     """
     kinds = {type(layer) for layer in model_layers(model) if not hasattr(layer, PLAIN_FORM)}
     return {kind.__name__: kind for kind in kinds if not kind.__module__.startswith(_KERAS)}

@@ -1,10 +1,9 @@
 """Core of recurrent layers, and an LSTM layer with a faster backward pass than Keras'.
 
-The LSTM has the weights and outputs of Keras' own LSTM. The core consists of a scan over time and
-products over all steps, as pure functions with custom gradients; `cifg` also uses it. Plain
-backpropagation adds a weight gradient, as large as the recurrent kernel, at every time step. Here
-the backward scan only collects the gradients of the gates, and each weight has one product over all
-steps.
+The LSTM has the weights and outputs of Keras' own LSTM. Plain backpropagation computes a weight
+gradient, as large as the recurrent kernel, at every time step, and adds them up. Here the backward
+scan only collects the gate gradients, and a single product over all steps gives each weight's
+gradient. The functions for scans and products also serve `cifg`.
 """
 
 from __future__ import annotations
@@ -16,26 +15,27 @@ from typing import Any, Callable, Optional, Union
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
-# Longer sequences, and sequences of unknown length, use a loop: their graph would be too large.
+# Longer sequences use a loop, because their unrolled graph would be too large.
 MAX_UNROLLED_STEPS = 64
 
-# Values of all time steps: a list of T tensors if steps are unrolled, else a tensor [T, ...].
+# Values at all time steps: a list of T tensors if steps are unrolled, else a tensor [T, ...].
 Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
 
 State = tuple["tf.Tensor", ...]
 
-# (state, values of one step) -> (next state, or previous state in the backward scan; outputs).
+# Maps (state, values at one time step) to (new state, outputs). The new state is the next state, or
+# in the backward scan the gradient of the previous state.
 Step = Callable[..., tuple[State, State]]
 
 
 def steps_to_unroll(x: tf.Tensor) -> Optional[int]:
-    """Returns the number of time steps of inputs [B, T, in]; None if they use a loop."""
+    """Returns the number of time steps of inputs [B, T, in]; None if steps run in a loop."""
     length = x.shape[1]
     return None if length is None or length > MAX_UNROLLED_STEPS else length
 
 
 def to_series(values: tf.Tensor, steps: Optional[int]) -> Series:
-    """Converts [T, ...] to the form that `steps_to_unroll` chose."""
+    """Converts [T, ...] to a series: a list if `steps` is given, otherwise the tensor itself."""
     return values if steps is None else tf.unstack(values, num=steps)
 
 
@@ -45,7 +45,7 @@ def to_tensor(series: Series) -> tf.Tensor:
 
 
 def delayed(series: Series, first: tf.Tensor) -> Series:
-    """Returns the value before each step: `first`, then all but the last of `series`."""
+    """Shifts a series by one step: `first`, then all values of `series` except the last."""
     if isinstance(series, list):
         return [first, *series[:-1]]
     return tf.concat([first[tf.newaxis], series[:-1]], axis=0)
@@ -57,13 +57,14 @@ def scan(
     """Runs a state forward through the time steps.
 
     Args:
-        step: (state, input) -> (next state, tensors to save).
+        step: Maps (state, input) to (next state, tensors to save).
         initial: The state before the first step, tensors [B, ...] of one dtype.
-        mask: bool [B, 1] for each step, or None. If it is False the state does not change.
+        mask: bool [B, 1] for each step, or None. Where it is False the state does not change.
         num_saved: Number of tensors that a step saves.
 
     Returns:
-        The series of each component of the state after every step, and of each saved tensor.
+        A list of series, one for each component of the state (after each step), and a list of
+        series, one for each saved tensor.
     """
 
     def masked_step(state: State, mask: Optional[tf.Tensor], value: tf.Tensor) -> tuple:
@@ -87,16 +88,16 @@ def scan_back(
     """Runs the gradient of a state backward through the time steps.
 
     Args:
-        step: (gradient with respect to the state after the step, *saved) -> (gradient with respect
-            to the state before it, outputs). Zero gradients must give zero outputs.
-        initial: The gradient of the last state.
-        d_outputs: The gradient with respect to each step's output, the first component of the
-            state.
+        step: Maps (gradient with respect to the state after the step, *saved) to (gradient with
+            respect to the state before the step, outputs). Zero gradients must give zero outputs.
+        initial: The gradient with respect to the last state.
+        d_outputs: The gradient with respect to each step's output, which is the first component of
+            its state.
         mask: As in `scan`.
         num_outputs: Number of outputs of a step.
 
     Returns:
-        The outputs, in order of time.
+        A series for each output of the step, in forward time order.
     """
 
     def masked_step(
@@ -120,7 +121,7 @@ def _walk(
     num_outputs: int,
     reverse: bool = False,
 ) -> list[Series]:
-    """Applies a step at each time; returns the series of outputs. The last series is not None."""
+    """Applies a step at each time; returns its outputs as series. `series[-1]` is not None."""
 
     def at(t: Any) -> list[Optional[tf.Tensor]]:
         return [None if values is None else values[t] for values in series]
@@ -165,8 +166,8 @@ def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns x @ kernel + bias of all steps in one product: x [T, B, in] to [T, B, n]."""
-    # Appending the bias to the kernel saves a pass over the result, and over its gradient.
+    """Returns x @ kernel + bias for all steps, [T, B, n], in one product."""
+    # Appending the bias to the kernel saves a pass over the result and over its gradient.
     kernel_and_bias = tf.concat([kernel, bias[tf.newaxis]], axis=0)
     projected = tf.matmul(_with_ones(flat(x)), kernel_and_bias)
     shape = tf.shape(x)
@@ -176,7 +177,7 @@ def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor
 def input_gradients(
     x: tf.Tensor, kernel: tf.Tensor, dz: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the gradients of `input_product` for dz [T, B, n]: x [B, T, in], kernel and bias."""
+    """Returns `input_product`'s gradients for dz [T, B, n]: of x [B, T, in], kernel and bias."""
     dx = tf.reshape(tf.matmul(flat(dz), kernel, transpose_b=True), tf.shape(x))
     d_kernel_and_bias = tf.matmul(_with_ones(flat(x)), flat(dz), transpose_a=True)
     return time_major(dx), d_kernel_and_bias[:-1], d_kernel_and_bias[-1]
@@ -199,11 +200,11 @@ def mask_series(mask: Optional[tf.Tensor], steps: Optional[int]) -> Optional[Ser
 
 
 class RecurrentLayer(tf.keras.layers.Layer):
-    """Base of the recurrent layers: arguments, weights of gates, masks and serialisation.
+    """Base class of recurrent layers: arguments, gate weights, masks and serialisation.
 
-    Inputs are float [B, T, in]; outputs are [B, T, out], or [B, out] without `return_sequences`. A
-    masked step (False in the mask, bool [B, T]) keeps the state and repeats the previous output,
-    zeros at the start, as in Keras' layers. With `return_sequences` the mask is passed on.
+    Inputs are float [B, T, in]; outputs are [B, T, out], or [B, out] without `return_sequences`. As
+    in Keras' layers, a masked step (False in the mask, bool [B, T]) keeps the state and repeats the
+    previous output, which is zeros at the start. With `return_sequences` the mask is passed on.
 
     A subclass defines `num_gates` and the position of the forget gate, creates its weights in
     `build`, and computes the outputs of all steps in `run`.
@@ -245,7 +246,7 @@ class RecurrentLayer(tf.keras.layers.Layer):
     def compute_mask(
         self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None
     ) -> Optional[tf.Tensor]:
-        """Returns the inputs' mask for outputs of all steps; None for the last output."""
+        """Returns the inputs' mask with `return_sequences`; None otherwise."""
         del inputs
         return mask if self.return_sequences else None
 
@@ -254,10 +255,10 @@ class RecurrentLayer(tf.keras.layers.Layer):
 
         Args:
             input_size: Size of the inputs' last axis.
-            state_size: Size of the state that the gates use.
+            state_size: Size of the previous output that the gates use.
 
         Raises:
-            ValueError: If the size of the inputs' last axis is unknown.
+            ValueError: If `input_size` is None.
         """
         if input_size is None:
             raise ValueError(f"layer {self.name!r}: the last axis of its inputs has no known size")
@@ -301,7 +302,7 @@ class RecurrentLayer(tf.keras.layers.Layer):
         return tf.concat(parts, axis=0)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Returns the arguments of the constructor."""
         serialize = tf.keras.initializers.serialize
         return {
             **super().get_config(),
@@ -315,17 +316,17 @@ class RecurrentLayer(tf.keras.layers.Layer):
 
 
 def positive(name: str, value: Any) -> int:
-    """Returns an argument of a layer that must be a positive integer.
+    """Returns `value` if it is a positive integer.
 
     Raises:
-        ValueError: If it is not a positive integer.
+        ValueError: If `value` is not a positive integer.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected a positive whole number, found {value!r}")
     return value
 
 
-# Keras would convert a layer's callees by AutoGraph, which takes 40% of a model's time.
+# Otherwise Keras would apply AutoGraph to a layer's callees, which takes 40% of a model's time.
 @tf.autograph.experimental.do_not_convert
 def lstm(
     x: tf.Tensor,
@@ -336,21 +337,21 @@ def lstm(
 ) -> tf.Tensor:
     """Returns the states of an LSTM (Hochreiter and Schmidhuber 1997, with forget gates).
 
-    Gates are in Keras' order: input i, forget f, candidate g and output o, with u columns each. The
-    state starts at zero.
+    The gates are in Keras' order: input i, forget f, candidate g and output o, with u columns each.
+    The initial state is zero.
 
-        i, f, o = sigmoid(z), g = tanh(z) of z_t = x_t W + h_{t-1} U + b
+        z_t = x_t W + h_{t-1} U + b,  i, f, o = sigmoid(z_t),  g = tanh(z_t)
         c_t = f c_{t-1} + i g,  h_t = o tanh(c_t)
 
     Args:
         x: Inputs, float [B, T, in].
-        mask: bool [B, T], or None for all True. A False step keeps h and c.
+        mask: bool [B, T], or None for all True. Where it is False, h and c do not change.
         kernel: W, [in, 4u].
         recurrent_kernel: U, [u, 4u].
         bias: b, [4u].
 
     Returns:
-        h_1 to h_T, [B, T, u]. They are differentiable with respect to x and the weights, at any
+        h_1 to h_T, [B, T, u]. They are differentiable with respect to x and the weights, to any
         order.
     """
     steps = steps_to_unroll(x)
@@ -421,7 +422,7 @@ def _step_back(
         ],
         axis=-1,
     )
-    # dz U^T as (U dz^T)^T, to transpose the small results instead of the large kernel.
+    # Compute dz U^T as (U dz^T)^T, to transpose small tensors instead of the large kernel.
     dh = tf.transpose(tf.matmul(recurrent_kernel, dz, transpose_b=True))
     return (dh, dc * f), (dz,)
 
@@ -432,7 +433,7 @@ class LSTM(RecurrentLayer):
 
     Weights are interchangeable with Keras': `kernel` [in, 4u], `recurrent_kernel` [u, 4u] and
     `bias` [4u]. For arguments, shapes and masks see `RecurrentLayer`; activations are fixed, and
-    there is neither dropout nor a state that persists between calls.
+    the layer has no dropout and no state that persists between calls.
     """
 
     num_gates = 4
@@ -449,5 +450,5 @@ class LSTM(RecurrentLayer):
         return lstm(x, mask, *(tf.cast(w, x.dtype) for w in weights))
 
     def plain_form(self) -> PlainForm:
-        """Keras' LSTM, with the weights in the same order."""
+        """Returns Keras' LSTM with the same weights."""
         return self.keras_lstm(self.kernel, self.recurrent_kernel, self.bias)

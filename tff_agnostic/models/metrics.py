@@ -1,19 +1,19 @@
 """Losses, and metrics as ratios of sums, for classes, numbers and words.
 
-**Losses** are a cross-entropy in fewer passes over the scores, and the loss of a sentence.
-TensorFlow's own cross-entropy prepares the gradient even if none is taken, as in the domain pass,
-and computes each exponential twice. With 10,000 classes, which exceed a processor's caches, that
-dominates a language model's time apart from its matrix products.
+**Losses** are a cross-entropy that needs fewer passes over the scores, and a loss per sentence.
+TensorFlow's own cross-entropy prepares the gradient even if no gradient is taken, and computes each
+exponential twice. With 10,000 classes, which exceed a processor's caches, this takes most of a
+language model's time outside matrix products.
 
-**Metrics** of classes and of numbers: labels are [n]; predictions are scores [n, classes], or for
-one output float [n] or [n, 1].
+**Metrics** for classes and numbers take labels [n]. Predictions are scores [n, classes], or float
+[n] or [n, 1] for a single output.
 
-Metrics of words: labels are ids of `TokenIds`, int [n, T]; predictions are scores, float [n, T,
-ids]. An example is a sentence. Numerators and denominators are sums over its words, excluding
-padding, so that every word has the same weight in sentences of any length.
+Metrics for words take labels int [n, T], with ids of `TokenIds`, and scores float [n, T, ids] as
+predictions. An example is a sentence. Its numerator and denominator are sums over its words,
+without padding, so that all words have the same weight.
 
-Two metrics, or a metric and the loss, may compute the same value, such as the largest score of a
-word. Each computes it on its own, and TensorFlow merges equal operations of a graph.
+Metrics and the loss may compute the same intermediate value, such as a word's largest score;
+TensorFlow merges equal operations of a graph.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from typing import Any, Callable, ClassVar, Literal, Optional
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.text_ids import TokenIds
 
-# From this number of classes on, a pass over all scores for the gradient of one class per row costs
-# too much.
+# With this many classes or more, subtracting a one-hot matrix from the scores costs too much.
 _MANY_CLASSES = 1000
-# Maximum cross-entropy of a word, in nats: more than twice that of guessing among 10,000 words.
-# Above it, distributions over clients do not resolve values, and secure sums clip.
+# Maximum cross-entropy of a word, in nats: more than twice the log(10,000) of a uniform guess.
+# Larger values share the last bin of distributions over clients, and secure sums clip them.
 _MAX_CROSS_ENTROPY = 20.0
 
-# (labels, predictions) -> (numerator [n], denominator [n]), both float32.
+# Maps (labels, predictions) to (numerator [n], denominator [n]), both float32.
 PerExampleFn = Callable[["tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", "tf.Tensor"]]
 
 
@@ -49,7 +48,7 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def cross_entropy(scores: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         softmax = tf.nn.softmax(scores)
-        # Unlike the label's, the largest probability is always large enough for its logarithm.
+        # Take the log of the largest probability: the label's probability may underflow to 0.
         log_total = tf.reduce_max(scores, axis=-1) - tf.math.log(tf.reduce_max(softmax, axis=-1))
         label_scores = tf.gather(scores, labels, axis=-1, batch_dims=1)
 
@@ -63,10 +62,10 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnLoss:
-    """A loss of one label and one output per example, each [n] or [n, 1], from a loss of columns.
+    """Adapts a loss of columns [n, 1] to labels and outputs of shape [n] or [n, 1].
 
     Attributes:
-        loss: Loss of labels [n, 1] and outputs [n, 1], such as Keras'.
+        loss: Loss of labels [n, 1] and outputs [n, 1], such as a Keras loss.
     """
 
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -84,15 +83,15 @@ def takes_scores(loss: Any) -> Optional[bool]:
         loss: A loss function, or a Keras loss.
 
     Returns:
-        True for scores, whose softmax, or sigmoid of a single score, gives probabilities; False for
-        probabilities; None for any loss that does not specify it.
+        True for scores (logits); False for probabilities; None if the loss does not specify it.
     """
     if isinstance(loss, ColumnLoss):
         return takes_scores(loss.loss)
     if loss is sparse_cross_entropy:
         return True
     if isinstance(loss, tf.keras.losses.Loss):
-        # Some losses have it as an attribute, others as an argument of their function.
+        # Some Keras losses store `from_logits` as an attribute, others as an argument of their
+        # function; the configuration has both.
         from_logits = loss.get_config().get("from_logits")
     else:
         from_logits = getattr(loss, "from_logits", None)
@@ -103,7 +102,7 @@ def _minus_at(rows: tf.Tensor, labels: tf.Tensor, values: tf.Tensor) -> tf.Tenso
     """Subtracts values [n] from rows [n, classes] in the column of each row's label."""
     num_classes = rows.shape[-1]
     if num_classes is not None and num_classes < _MANY_CLASSES:
-        # Unlike scattering, this has a vectorised form.
+        # Unlike scattering, a product has a vectorised form.
         return rows - tf.one_hot(labels, num_classes, dtype=rows.dtype) * values[:, tf.newaxis]
     positions = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), labels], axis=1)
     return tf.tensor_scatter_nd_sub(rows, positions, values)
@@ -121,7 +120,7 @@ def is_word(labels: tf.Tensor) -> tf.Tensor:
 
 
 def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Returns the cross-entropy of every word, 0 at padding, float [n, T].
+    """Returns the cross-entropy of every word, float [n, T]; 0 at padding.
 
     Args:
         labels: Ids, int [n, T].
@@ -130,7 +129,7 @@ def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     rows = tf.reshape(scores, [-1, scores.shape[-1]])
     per_word = sparse_cross_entropy(tf.reshape(labels, [-1]), rows)
     per_word = tf.reshape(per_word, tf.shape(labels))
-    # Not a product: scores at padding are arbitrary, and 0 times infinity would be NaN.
+    # Do not multiply by the mask: losses at padding may be infinite, and 0 * inf is NaN.
     return tf.where(is_word(labels) > 0, per_word, tf.zeros_like(per_word))
 
 
@@ -138,18 +137,18 @@ def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 class SentenceLoss:
     """The loss of a sentence, (labels int [n, T], scores [n, T, ids]) -> [n].
 
-    An example is a sentence: alpha, beta and the domains' counts count sentences, and a sentence
-    has one loss. By default it is the mean cross-entropy of the sentence's words. The loss of a
-    domain is then the loss of predicting a word, independent of the length of its sentences: a sum
-    would move the weight lambda to the domain with longer sentences. With `expected_length` the
-    loss is the sum over the sentence divided by that constant, as in FedJAX: every word has the
-    same weight, as in perplexity. A sentence without words has loss 0.
+    An example is a sentence, so algorithms count and weight sentences. By default a sentence's loss
+    is the mean cross-entropy of its words. A domain's loss then does not depend on the length of
+    its sentences; with sums, lambda would move to the domain with longer sentences. With
+    `expected_length` the loss is the sum over the sentence divided by this constant, as in FedJAX,
+    so that every word has the same weight, as in perplexity. The loss of a sentence without words
+    is 0.
 
     Attributes:
         expected_length: Divisor of a sentence's summed loss; None for the mean.
     """
 
-    # The name that Keras' cross-entropies use.
+    # Keras' cross-entropies use this name; see `takes_scores`.
     from_logits: ClassVar[bool] = True
 
     expected_length: Optional[float] = None
@@ -164,12 +163,13 @@ class SentenceLoss:
 
 @dataclasses.dataclass(frozen=True)
 class ClassScores:
-    """Scores of the classes in a model's predictions.
+    """How to compute class scores from a model's predictions.
 
     Attributes:
-        from_predictions: Maps predictions to scores of the classes, float [n, classes]. The
-            predicted class has the largest score; the first one if tied.
-        from_logits: Whether scores are logits, and not probabilities; None to use the model's loss.
+        from_predictions: Maps predictions to class scores, float [n, classes]. The first class with
+            the largest score is the predicted class.
+        from_logits: Whether scores are logits (True) or probabilities (False); None to infer it
+            from the model's loss.
     """
 
     from_predictions: Callable[[tf.Tensor], tf.Tensor]
@@ -178,26 +178,26 @@ class ClassScores:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric computed from the ratio sum(numerator) / sum(denominator) of any set of examples.
+    """A metric based on the ratio sum(numerator) / sum(denominator) over any set of examples.
 
-    The value is the ratio itself, or with `transform` a function of the ratio: perplexity, for
-    example, is the exponential of a mean cross-entropy. Clients and sums hold ratios; reports show
-    values. The function is applied last, so the mean over clients of a transformed metric is the
-    value of the clients' mean ratio: for perplexity, the geometric mean.
+    The metric's value is the ratio, or `transform` of the ratio: perplexity, for example, is the
+    exponential of a mean cross-entropy. Averages over clients are averages of ratios, and reports
+    transform them last. The reported mean perplexity over clients is therefore a geometric mean.
 
     Attributes:
-        name: Column and JSON name.
+        name: Name in columns and JSON.
         per_example: Maps labels and predictions of n examples to two float32 vectors [n].
-        max_numerator: Maximum numerator of one example; the bound of its secure sum.
-        max_denominator: Maximum denominator of one example; the bound of its secure sum.
-        upper: Maximum of the ratio; None if unbounded. It sets the grid of the distribution over
-            clients: larger ratios fall into its last bin, and secure sums clip them.
-        higher_is_better: Whether larger values are better, for "worst domain" and for tables.
+        max_numerator: Maximum numerator of one example, which bounds the numerator's secure sum.
+        max_denominator: Maximum denominator of one example, which bounds the denominator's secure
+            sum.
+        upper: Maximum of the ratio; None if unbounded. Distributions over clients use a grid from 0
+            to `upper`: larger ratios fall into its last bin, and secure sums clip them.
+        higher_is_better: Whether larger values are better, which decides the worst domain.
         transform: An increasing function of the ratio, in TensorFlow, or None.
         num_bins: Number of points of the grid from 0 to `upper`.
-        shown_as: "none" for plain numbers, "share" for numbers in [0, 1] that are displayed in
-            percent, "factor" for numbers that are compared by ratios, on logarithmic axes.
-        classes: Scores of the classes, if labels are classes; None to skip counts by class.
+        shown_as: "none" for plain numbers; "share" for numbers in [0, 1], displayed in percent;
+            "factor" for numbers compared by ratios, on logarithmic axes.
+        classes: Class scores, if labels are classes; None to omit counts by class.
     """
 
     name: str
@@ -212,14 +212,14 @@ class Metric:
     classes: Optional[ClassScores] = None
 
     def value(self, ratio: tf.Tensor) -> tf.Tensor:
-        """Returns the metric's values from ratios of any shape; too large ones are infinite."""
+        """Returns the metric's values for ratios of any shape; inf if `transform` overflows."""
         return ratio if self.transform is None else self.transform(ratio)
 
 
 def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
     correct = tf.cast(tf.equal(predicted, labels), tf.float32)
-    # Not ones_like, which has no vectorised form.
+    # tf.ones_like has no vectorised form.
     return correct, tf.ones(tf.shape(correct))
 
 
@@ -240,9 +240,9 @@ def mean_absolute_error(label_range: float) -> Metric:
     """Returns the mean of |prediction - label|, in the labels' unit.
 
     Args:
-        label_range: Largest label minus smallest label, above 0. Clients sum errors divided by it,
-            and secure sums bound them by 1: in secure sums, a client with a mean error above the
-            range of all labels counts less.
+        label_range: Largest label minus smallest label, above 0. Clients sum errors divided by this
+            range. Secure sums bound an example's scaled error by 1, so a client whose mean error
+            exceeds the range counts less.
     """
     return _error("mean_absolute_error", tf.abs, lambda ratio: ratio, label_range)
 
@@ -251,7 +251,7 @@ def mean_absolute_error(label_range: float) -> Metric:
 def root_mean_squared_error(label_range: float) -> Metric:
     """Returns the root of the mean of (prediction - label)^2, in the labels' unit.
 
-    Sums and means over clients use the squares.
+    Sums and means over clients are computed from the squared errors.
 
     Args:
         label_range: As in `mean_absolute_error`.
@@ -261,12 +261,12 @@ def root_mean_squared_error(label_range: float) -> Metric:
 
 @functools.cache
 def binary_accuracy(from_logits: bool) -> Metric:
-    """Returns the fraction of examples with the prediction on the label's side of the threshold.
+    """Returns the fraction of examples whose predicted class, 0 or 1, is the label.
 
-    Labels are 0 and 1. A prediction above the threshold is class 1.
+    Predictions above a threshold are class 1.
 
     Args:
-        from_logits: Whether predictions are logits, with threshold 0, and not probabilities, with
+        from_logits: Whether predictions are logits, with threshold 0, or probabilities, with
             threshold 1/2.
     """
     threshold = 0.0 if from_logits else 0.5
@@ -302,7 +302,7 @@ def _error(
     return Metric(
         name,
         per_example,
-        # No maximum ratio: a model may be wrong by any multiple of the range.
+        # The ratio has no maximum, as a model may be wrong by any multiple of the range.
         upper=None,
         higher_is_better=False,
         transform=lambda ratio: root(ratio) * label_range,
@@ -329,8 +329,8 @@ def text_metrics(ids: TokenIds, sequence_length: int) -> tuple[Metric, ...]:
 def perplexity(sequence_length: int) -> Metric:
     """Returns the exponential of the mean cross-entropy of a word.
 
-    Words are all positions except padding, including out-of-vocabulary words and the end of the
-    sentence. The summed ratio is the mean cross-entropy in nats.
+    All positions except padding are words, including out-of-vocabulary words and the end of the
+    sentence. The ratio is the mean cross-entropy in nats.
     """
 
     def per_sentence(labels: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -354,9 +354,10 @@ def perplexity(sequence_length: int) -> Metric:
 def in_vocab_accuracy(ids: TokenIds, sequence_length: int) -> Metric:
     """Returns the in-vocabulary accuracy of Ro et al. 2021, section 5.1.
 
-    Correct predictions, except predictions of UNK (out of vocabulary) or the end of a sentence,
-    divided by the number of words without the end of a sentence. An out-of-vocabulary word counts
-    in the denominator and is never correct, so that vocabularies of different sizes are comparable.
+    The numerator counts correct predictions, except predictions of UNK (out of vocabulary) and of
+    the end of a sentence. The denominator counts words, except the end of a sentence. An
+    out-of-vocabulary word counts in the denominator and is never correct, so that vocabularies of
+    different sizes are comparable.
     """
     return _word_accuracy(
         "in_vocab_accuracy", sequence_length, never_right=[ids.oov, ids.eos], excluded=[ids.eos]

@@ -1,4 +1,4 @@
-"""The functional model, its measures (loss and metrics), and conversion from and to TFF's models.
+"""The functional model, its loss and metrics, and conversion from and to TFF's models.
 
 The bridge to TFF is imported on first use.
 """
@@ -18,7 +18,7 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.models.metrics import Metric
 
 Weights = Sequence["tf.Tensor"]
-# In a higher layer, so imported only for models of TFF.
+# The bridge is in a higher layer of the package, so it is imported only on use.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.models"
 
 
@@ -45,25 +45,27 @@ class Model:
 
     All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
 
-    Models are equal if they differ at most in the values of their initial weights. Equal models are
-    traced once, for example in trials with different seeds.
+    Two models are equal if everything except the values of their initial weights is equal. Equal
+    models are traced once, for example in trials with different seeds.
 
     Attributes:
         initial_weights: The weights w_0 as NumPy arrays.
         example_spec: Specs of "x" and "y" with a first dimension of None.
-        predict: (weights, x, training, seed) -> predictions with first dimension n. `seed` is an
-            int32 pair for stateless random ops, used only when training.
-        loss: (labels, predictions) -> float32 [n], one loss per example.
-        regularizer: trainable weights -> float32 scalar, or None. It is added to every example's
-            loss, so that the domain pass and the gradient use the same objective.
-        constraint: trainable weights -> trainable weights that satisfy their constraints, or None.
-            Applied after each step of a client, and of the server.
+        predict: Maps (weights, x, training, seed) to predictions, whose first dimension is n.
+            `seed`, int32 [2], is for stateless random ops and used only when training.
+        loss: Maps (labels, predictions) to the loss of each example, float32 [n].
+        regularizer: Maps trainable weights to a penalty, float32 scalar; or None. The penalty is
+            added to every example's loss, so that the loss measurement and the gradient use the
+            same objective.
+        constraint: Projects trainable weights onto their constraints; or None. It is applied after
+            each step of a client and of the server.
         metrics: Metrics to report in addition to the loss.
-        loss_scale: Factor of the objective while gradients are taken, so that gradients of 16-bit
-            floats do not vanish; 1 for float32.
-        keras_model: The Keras model behind `predict`, or None. Training does not use its variables.
-        frozen: Positions of frozen weights among the trainable weights of the Keras model. They
-            come first in `initial_weights.non_trainable`; see `models.keras`.
+        loss_scale: Factor of the objective while gradients are computed, so that float16 gradients
+            do not underflow; 1 for float32.
+        keras_model: The Keras model behind `predict`, or None. Training does not change its
+            variables.
+        frozen: Positions of frozen weights among the trainable weights of the Keras model. Frozen
+            weights come first in `initial_weights.non_trainable`; see `models.keras`.
     """
 
     initial_weights: ModelWeights
@@ -78,7 +80,7 @@ class Model:
     frozen: tuple[int, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether all parts except the values of the initial weights are equal."""
+        """Returns whether the models are equal except for the values of their initial weights."""
         return (
             isinstance(other, Model)
             and self.example_spec is other.example_spec
@@ -100,11 +102,11 @@ class Model:
 
     @property
     def bytes_per_example(self) -> Optional[int]:
-        """Bytes of weights that one example gathers; None if the model uses all weights."""
+        """Bytes of the weights that one example uses; None if every example uses all weights."""
         return None
 
     def client_data_spec(self) -> OrderedDict[str, Any]:
-        """Specs of one client's data: "x", "y" and "domain_id", each with first dimension None."""
+        """Specs of one client's "x", "y" and "domain_id", each with first dimension None."""
         return OrderedDict(
             x=self.example_spec["x"],
             y=self.example_spec["y"],
@@ -134,7 +136,7 @@ class Measure:
         name: "loss", or the metric's name.
         unit: Unit of its values.
         higher_is_better: Whether larger values are better.
-        metric: The metric; None for the loss, and if a folder is read without its model.
+        metric: The metric; None for the loss, and for results that are read without their model.
     """
 
     name: str
@@ -144,7 +146,7 @@ class Measure:
 
     @property
     def better(self) -> str:
-        """The better direction, "higher" or "lower"."""
+        """Which values are better, "higher" or "lower"."""
         return "higher" if self.higher_is_better else "lower"
 
 
@@ -158,7 +160,7 @@ def model_measures(model: Model) -> OrderedDict[str, Measure]:
 
 
 def main_measure(names: Iterable[str]) -> str:
-    """Returns the most familiar measure of a model: its first metric, or the loss."""
+    """Returns the name of the model's first metric; "loss" if it has none."""
     loss, *metrics = names
     return metrics[0] if metrics else loss
 
@@ -166,7 +168,7 @@ def main_measure(names: Iterable[str]) -> str:
 def from_tff(model: Any, metrics: Sequence[Metric] = (), seed: int = 0) -> Model:
     """Returns a TFF model as a `Model`.
 
-    The TFF model's own metrics are not converted, as they are not sums over examples.
+    The TFF model's own metrics are dropped, as they are not sums over examples.
 
     Args:
         model: A `tff.learning.models.FunctionalModel`, or a function without arguments that builds

@@ -1,13 +1,13 @@
 """Models of language: next-word networks, unigram models, and text classifiers.
 
-`NextWordNetwork` is a recurrent network on ids with configurable sizes; `next_word_lstm` and
-`keyboard_cifg` are the papers' models.
+`NextWordNetwork` describes a recurrent network on word ids; `next_word_lstm`, `two_layer_lstm` and
+`keyboard_cifg` are models from papers.
 
-A unigram model is a distribution over outcomes, such as words, without inputs: an example is an
-outcome and its own label, and the prediction is the outcome's probability. Hamer, Mohri, Suresh
-2020, section 2: density estimation is classification without inputs.
+A unigram model is a distribution over outcomes, such as words. Each example is an outcome, which is
+both x and y; the prediction is the outcome's log probability. This is density estimation as in
+Hamer, Mohri, Suresh 2020, section 2.
 
-A text classifier has word vectors, their mean or an LSTM over them, and a linear layer.
+A text classifier averages word vectors, or runs an LSTM over them, and ends in a linear layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tff_agnostic.models.metrics import (
 )
 from tff_agnostic.models.model import Model, ModelWeights
 
-# Maximum -log h of an outcome, in nats; see `text_metrics`.
+# Maximum -log h(x) of an outcome x, in nats, as in `models.metrics`.
 _MAX_CROSS_ENTROPY = 20.0
 
 
@@ -42,14 +42,14 @@ class NextWordNetwork:
 
     Attributes:
         cell: A name in `CELLS`.
-        embedding: Size of the word vectors, and of each recurrent layer's projection.
+        embedding: Size of the word vectors, and of each recurrent layer's projected output.
         units: Units of each recurrent layer.
         layers: Number of recurrent layers.
-        tied: Whether the score of a word is the product of the last projection with the word's
-            vector, plus a bias; otherwise a dense layer has separate vectors.
-        embedding_scale: Tied word vectors start uniformly in [-embedding_scale, embedding_scale];
-            0.05 is Keras' default for embeddings. As scores are products with the vectors, training
-            leaves its first plateau sooner with larger vectors.
+        tied: Whether a word's score is the product of the last projection and the word's vector,
+            plus a bias. If False, a dense layer with separate weights computes the scores.
+        embedding_scale: Tied word vectors are initialised uniformly in [-embedding_scale,
+            embedding_scale]; 0.05 is Keras' default for embeddings. With larger vectors training
+            leaves its first plateau sooner, because scores are products with the vectors.
     """
 
     cell: str = "lstm"
@@ -67,16 +67,16 @@ def next_word_model(
     expected_length: Optional[float] = None,
     seed: int = 0,
 ) -> Model:
-    """Returns a next-word model: x int32 [n, T] ids, y int32 [n, T] the next ids.
+    """Returns a next-word model: x are word ids, int32 [n, T]; y are the next ids, int32 [n, T].
 
-    Ids are those of `TokenIds`. Predictions are scores, float32 [n, T, vocabulary_size + 4].
+    `TokenIds` defines the ids. Predictions are scores, float32 [n, T, vocabulary_size + 4].
 
-    Padding follows the words of a sentence. A position with padding as y does not count in loss,
-    metrics or gradient. The model only sees earlier positions, so the value of x at padding does
-    not matter, and recurrent layers need no mask.
+    Padding follows the words of a sentence. A position whose y is padding does not count in loss,
+    metrics or gradient. Predictions depend on earlier positions only, so recurrent layers need no
+    mask.
 
     The loss is `SentenceLoss`; metrics are perplexity and both in-vocabulary accuracies. Models
-    that only differ in their seeds are equal, and traced once.
+    that differ only in their seeds are equal, and traced once.
 
     Args:
         sequence_length: T.
@@ -96,7 +96,7 @@ def _next_word_model(
     expected_length: Optional[float],
     policy: str,
 ) -> Model:
-    del policy  # Part of the cache key: Keras' policy.
+    del policy  # Keras' dtype policy is part of the cache key.
     return model_from_keras(
         functools.partial(_build, network, ids, sequence_length),
         loss=SentenceLoss(expected_length),
@@ -142,7 +142,7 @@ def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
     return [CIFG(units, projection_units=size, return_sequences=True)]
 
 
-# (units, size of the projection) -> the Keras layers of one recurrent layer.
+# Maps (units, size of the projection) to the Keras layers of one recurrent layer.
 CELLS: Registry[Callable[[int, int], list[tf.keras.layers.Layer]]] = Registry(
     "recurrent cell", {"lstm": _lstm, "cifg": _cifg}
 )
@@ -157,13 +157,13 @@ def next_word_lstm(
     expected_length: Optional[float] = None,
     seed: int = 0,
 ) -> Model:
-    """Returns a next-word LSTM, a `next_word_model`.
+    """Returns a `next_word_model` with LSTM layers.
 
     The defaults give the model of Reddi et al. 2021, which Ro et al. 2021 train: 4,050,748
     parameters.
 
     Args:
-        embedding: Size of the word vectors, and of the layer after each LSTM.
+        embedding: Size of the word vectors, and of the projection after each LSTM.
         sequence_length: T.
         expected_length: Divisor of a sentence's summed loss; None for the mean.
         seed: Seed of the initial weights.
@@ -182,8 +182,8 @@ def two_layer_lstm(
 ) -> Model:
     """Returns the two-layer LSTM of Mohri et al. 2019, section 5: `next_word_lstm` with two layers.
 
-    The paper specifies the vocabulary of 10,000 words and the number of layers, not their sizes:
-    the sizes here are our choice. 2,703,060 parameters with the defaults. For arguments see
+    The paper specifies the vocabulary of 10,000 words and two layers, but not the layers' sizes,
+    which are our choice: 2,703,060 parameters with the defaults. For arguments see
     `next_word_lstm`.
     """
     return next_word_lstm(
@@ -200,10 +200,10 @@ def keyboard_cifg(
     embedding_scale: float = 0.05,
     seed: int = 0,
 ) -> Model:
-    """Returns a next-word CIFG with tied embeddings, a `next_word_model`.
+    """Returns a `next_word_model` with one CIFG layer and tied embeddings.
 
-    One CIFG layer projects its state to the size of the word vectors; a word's score is the product
-    of that projection with the word's vector, plus a bias. 1,422,638 parameters with the defaults,
+    The CIFG layer projects its state to the size of the word vectors; a word's score is the product
+    of this projection and the word's vector, plus a bias. The defaults have 1,422,638 parameters,
     about the 1.4 million of Hard et al. 2018, "Federated learning for mobile keyboard prediction".
 
     Args:
@@ -219,10 +219,10 @@ def keyboard_cifg(
 
 @functools.cache
 def unigram_model(num_outcomes: int) -> Model:
-    """Returns a unigram model: x and y int32 [n], both the outcome; the loss is -log h(x), in nats.
+    """Returns a unigram model: x and y are outcomes, int32 [n]; the loss is -log h(x), in nats.
 
-    Its weights are scores, one per outcome; h is their softmax. They start at 0. Equal arguments
-    return the same object, so that runtimes trace it once for all trials.
+    The weights are one score per outcome, initially 0; h is their softmax. Calls with equal
+    arguments return the same object, so that runtimes trace it once for all trials.
     """
     spec = tf.TensorSpec([None], tf.int32)
     return Model(
@@ -266,9 +266,9 @@ class TextNetwork:
     """The layers of a text classifier.
 
     Attributes:
-        pooling: A name in `POOLINGS`: the reduction of a text's words to one vector.
+        pooling: A name in `POOLINGS`: how a text's word vectors become one vector.
         embedding: Size of the word vectors.
-        units: Units of the LSTM, if any.
+        units: Units of the LSTM, if `pooling` is "lstm".
     """
 
     pooling: str = "mean"
@@ -285,10 +285,10 @@ def text_classifier(
 ) -> Model:
     """Returns a text classifier: x int32 [n, T] ids, y int32 [n], cross-entropy loss.
 
-    Ids are those of `TokenIds`; padding, 0, follows the words and is ignored. With mean pooling it
-    is the classifier of Joulin et al. 2017, "Bag of tricks for efficient text classification",
-    without n-grams; a text without words is a vector of zeros. Models that only differ in their
-    seeds are equal, and traced once.
+    `TokenIds` defines the ids; padding, 0, follows the words and is ignored. With mean pooling the
+    model is the classifier of Joulin et al. 2017, "Bag of tricks for efficient text
+    classification", without n-grams; a text without words becomes a vector of zeros. Models that
+    differ only in their seeds are equal, and traced once.
 
     Args:
         sequence_length: T.
@@ -304,7 +304,7 @@ def text_classifier(
 def _text_classifier(
     network: TextNetwork, num_classes: int, ids: TokenIds, sequence_length: int, policy: str
 ) -> Model:
-    del policy  # Part of the cache key: Keras' policy.
+    del policy  # Keras' dtype policy is part of the cache key.
     return model_from_keras(
         functools.partial(_build_classifier, network, num_classes, ids, sequence_length),
         loss=sparse_cross_entropy,
@@ -338,7 +338,7 @@ def _last_state(units: int) -> tf.keras.layers.Layer:
     return LSTM(units)
 
 
-# units -> the layer that reduces a text's word vectors to one vector.
+# Maps units to the layer that reduces a text's word vectors to one vector.
 POOLINGS: Registry[Callable[[int], tf.keras.layers.Layer]] = Registry(
     "pooling", {"mean": _mean, "lstm": _last_state}
 )

@@ -1,8 +1,8 @@
-"""TensorFlow Lite files: the ops that they contain, and a smaller form of the same graph.
+"""TensorFlow Lite files: lists their ops, and rewrites their graphs in fewer bytes.
 
-TFLite's converter evaluates expressions of constants, such as zeros in the shapes of all weights,
-and stores the results. For a large model they would dominate the download. Uniform constants
-therefore become ops that create them on the device.
+TFLite's converter evaluates constant expressions, such as zeros in the shape of each weight, and
+stores the results. For a large model these would dominate the download. Large constants with a
+single value therefore become ops that create them on the device.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tff_agnostic.base.later import tf
 
 _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"
-# Minimum version of the interpreter that runs the file.
+# Metadata entry with the minimum version of the interpreter that runs the file.
 _KEPT_METADATA = b"min_runtime_version"
-# Minimum size for a replacement by an op; constants that are needed before a run, such as shapes,
-# are smaller.
+# Minimum size of a constant that an op replaces. Constants that the interpreter needs before a run,
+# such as shapes, are smaller.
 _MIN_BYTES = 1024
 # Dtypes that the fill op of every runtime supports.
 _DTYPES = {
@@ -34,17 +34,17 @@ _DTYPES = {
 
 
 def custom_op_names(content: bytes) -> list[str]:
-    """Returns the non-builtin ops of a flatbuffer; TensorFlow's ops start with Flex."""
+    """Returns the names of a flatbuffer's non-builtin ops; TensorFlow's ops start with Flex."""
     model = schema.Model.GetRootAs(content, 0)
     codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
     return sorted(code.decode() for code in codes if code)
 
 
 def in_fixed_order(content: bytes) -> bytes:
-    """Returns a flatbuffer with the same bytes in every process.
+    """Returns the flatbuffer with node attributes in a fixed order, so that it is reproducible.
 
-    The order of a node's attributes in a Flex op varies between processes. Its length does not
-    depend on the order, so that nothing else in the file moves.
+    In Flex ops, the order of a node's attributes varies between processes. The order does not
+    affect the node's length, so nothing else in the file moves.
     """
     model = schema.Model.GetRootAs(content, 0)
     for operator in _operators(model):
@@ -60,14 +60,14 @@ def in_fixed_order(content: bytes) -> bytes:
 
 
 def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
-    """Returns the same graph in fewer bytes, to shorten the download of every device.
+    """Returns the same graph in fewer bytes, which every device downloads.
 
-    Large uniform constants are filled on the device. Tensors that a client does not look up lose
-    their names, tensors without a constant share the empty buffer, equal constants share a buffer,
-    and of the metadata only the minimum runtime version remains.
+    Large uniform constants are filled on the device. Only inputs and outputs keep their names,
+    because clients look them up. Tensors without a constant share the empty buffer, and equal
+    constants share a buffer. The minimum runtime version is the only metadata that remains.
 
     Raises:
-        ValueError: If two outputs share a tensor that is not a constant.
+        ValueError: If two outputs are the same tensor, and it is not a constant.
     """
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     _name_outputs(model, outputs)
@@ -98,7 +98,7 @@ def compacted(content: bytes, outputs: Sequence[str]) -> bytes:
 
 
 def _name_outputs(model: Any, names: Sequence[str]) -> None:
-    """Gives each output a separate tensor: the converter merges equal constants."""
+    """Gives each output a separate tensor, because the converter merges equal constants."""
     graph = model.subgraphs[0]
     indices: list[int] = []
     for index, name in zip(list(graph.outputs), names):
@@ -114,7 +114,7 @@ def _name_outputs(model: Any, names: Sequence[str]) -> None:
 
 
 def oldest_runtime(content: bytes) -> str:
-    """Returns the version of TFLite's oldest runtime with all builtin ops; "" if unknown."""
+    """Returns the version of the oldest TFLite runtime with all builtin ops; "" if unknown."""
     model = schema.Model.GetRootAs(content, 0)
     for i in range(model.MetadataLength()):
         if model.Metadata(i).Name() == _KEPT_METADATA:
@@ -131,10 +131,10 @@ def _operators(model: Any) -> Iterator[Any]:
 
 
 def fill_uniform_constants(model: Any) -> None:
-    """Replaces large uniform constants of a model, in place, by ops that create them.
+    """Replaces a model's large uniform constants by ops that create them, in place.
 
     Args:
-        model: A `ModelT`, the mutable object of TFLite's schema.
+        model: A `ModelT`, the mutable form of TFLite's schema.
     """
     opcode = None
     for graph in model.subgraphs:
@@ -155,7 +155,7 @@ def fill_uniform_constants(model: Any) -> None:
 
 
 def _uniform_value(tensor: Any, data: Optional[np.ndarray]) -> Optional[np.ndarray]:
-    """Returns the value of a uniform constant, a scalar; None if it is not uniform."""
+    """Returns the value of a large uniform constant, a scalar; None for other tensors."""
     dtype = _DTYPES.get(tensor.type)
     if data is None or len(data) < _MIN_BYTES or dtype is None:
         return None

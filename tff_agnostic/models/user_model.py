@@ -1,4 +1,4 @@
-"""A user's `build_model`: loads it, and tries the model on a few rows."""
+"""Loads a user's `build_model` function, and tries its model on a few rows."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tff_agnostic.models.model import Model
 _FUNCTION = "build_model"
 # Number of examples for trying a model.
 NUM_ROWS = 2
-# Limits of the models whose functions later models may share; tracing is cheap compared with larger
-# models.
+# Maximum number and size of the models kept so that later models can share their functions. For
+# larger models tracing is cheap compared with training.
 _MAX_KEPT, _MAX_KEPT_PARAMETERS = 4, 10_000_000
 # Columns of metrics.csv that are not metrics.
 _TAKEN = ("loss", "num_examples")
@@ -44,22 +44,22 @@ class ModelData:
 
     Attributes:
         x_spec: Spec of "x" with a first dimension of None: a single spec, or a mapping of specs by
-            name. Texts are ids, int32 [n, T].
-        y_spec: Spec of "y" with a first dimension of None: one label per example. For next-word
+            name. Texts are word ids, int32 [n, T].
+        y_spec: Spec of "y" with a first dimension of None: one label per example, or for next-word
             prediction the next ids, int32 [n, T].
         domain_names: Names of the domains.
-        num_classes: Labels are in [0, num_classes); None if they are not classes.
-        vocabulary_size: Number of words of texts; None for other data.
+        num_classes: Number of classes, if labels are classes in [0, num_classes); otherwise None.
+        vocabulary_size: Number of words in the vocabulary, if x is text; otherwise None.
         label_range: Minimum and maximum label of training clients, if labels are real numbers and
             the range is known.
-        categories: Known values of each categorical column; value k has the id k + 1, and 0 is the
-            id of any other value.
-        x_names: Name of each entry of x, such as "age", "age is missing" and "city=Lima", if x is a
-            vector; for several arrays a mapping by array. None if unknown.
-        x_mean: Mean of each entry over training clients, float32 in x's shape; 0 for indicators and
-            categories, which are 0 or 1. None if unknown.
-        x_deviation: Standard deviation of each entry in the same form; 1 if it would be 0, and for
-            indicators and categories.
+        categories: Known values of each categorical column. Value k has the id k + 1; 0 is the id
+            of any other value.
+        x_names: Name of each entry of the vector x, such as "age", "age is missing" and
+            "city=Lima"; a mapping by array name if x has several arrays. None if unknown.
+        x_mean: Mean of each entry over training clients, float32 in x's shape; 0 for indicator and
+            category entries, whose values are 0 or 1. None if unknown.
+        x_deviation: Standard deviation of each entry, float32 in x's shape; 1 if it would be 0, and
+            for indicator and category entries. None if unknown.
     """
 
     x_spec: Any
@@ -75,19 +75,19 @@ class ModelData:
 
     @property
     def predicts_next_words(self) -> bool:
-        """Whether labels are the next words after those of x."""
+        """Whether each label is the word after the word in x."""
         return self.vocabulary_size is not None and bool(self.y_shape)
 
     @property
     def x_shape(self) -> Shapes:
-        """Shape of one example's x, or of each of its arrays by name, for `tf.keras.Input`."""
+        """Shape of one example's x, for `tf.keras.Input`; by name if x has several arrays."""
         if isinstance(self.x_spec, Mapping):
             return {name: tuple(spec.shape[1:]) for name, spec in self.x_spec.items()}
         return tuple(self.x_spec.shape[1:])
 
     @property
     def x_dtype(self) -> Any:
-        """Dtype of x as a string, or of each of its arrays by name."""
+        """Dtype of x as a string; by name if x has several arrays."""
         if isinstance(self.x_spec, Mapping):
             return {name: spec.dtype.name for name, spec in self.x_spec.items()}
         return self.x_spec.dtype.name
@@ -99,12 +99,12 @@ class ModelData:
 
     @property
     def num_ids(self) -> Optional[int]:
-        """Number of ids of texts, words and others of `TokenIds`; None for other data."""
+        """Number of ids in texts, including special ids of `TokenIds`; None for other data."""
         return None if self.vocabulary_size is None else TokenIds(self.vocabulary_size).num_ids
 
     @property
     def sequence_length(self) -> Optional[int]:
-        """T of texts; None for other data."""
+        """Length T of texts in ids; None for other data."""
         return None if self.vocabulary_size is None else self.x_spec.shape[1]
 
 
@@ -117,16 +117,16 @@ def load_user_model(path: Path, data: ModelData, seed: int = 0) -> Model:
 def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     """Returns the model that a user's Python file builds.
 
-    The file defines a function `build_model(data)`, with a `ModelData` as `data`, that returns
+    The file defines a function `build_model(data)`, where `data` is a `ModelData`. It returns
     `(keras_model, loss)` or `(keras_model, loss, metrics)`:
 
     - keras_model: a `tf.keras.Model` of x;
     - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n], such
       as `SentenceLoss` for texts. If an example has one label and one output, a loss that needs
       both as columns [n, 1] receives columns; see `per_example_loss`;
-    - metrics: `Metric` objects. The defaults are accuracy for classes (for a single output only if
-      the loss has `from_logits`, as `BinaryCrossentropy` does), mean absolute and root mean squared
-      error for a single output and real labels of known range, and `text_metrics` for next words.
+    - metrics: `Metric` objects. By default, classes have accuracy (for a single output only if the
+      loss has `from_logits`, as `BinaryCrossentropy` does); real labels with known range and a
+      single output have mean absolute and root mean squared error; next words have `text_metrics`.
 
     Modules next to the file can be imported.
 
@@ -165,7 +165,8 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
             if file.raised(e):
                 raise
             raise UserError(str(e)) from e
-    # Trials with other seeds build the same model, so trace it only for the first of them.
+    # Trials with other seeds build the same model; share its functions, so that they are traced
+    # once.
     shared = sharing_functions(model, _earlier())
     if shared is model and model.num_parameters <= _MAX_KEPT_PARAMETERS:
         _earlier().append(model)
@@ -178,7 +179,7 @@ def _earlier() -> collections.deque[Model]:
 
 
 def _rows(spec: Any, value: int) -> Any:
-    """Returns a few examples filled with a value; a dimension of unknown size has one entry."""
+    """Returns `NUM_ROWS` examples filled with a value; dimensions of unknown size have size 1."""
     return tf.nest.map_structure(
         lambda s: tf.fill([NUM_ROWS, *(n or 1 for n in s.shape[1:])], tf.cast(value, s.dtype)), spec
     )
@@ -215,7 +216,7 @@ def _errors(label_range: Optional[tuple[float, float]]) -> Sequence[Metric]:
 
 
 class Built(NamedTuple):
-    """The result of `build_model`; `metrics` is None if it returned none."""
+    """The result of `build_model`; `metrics` is None if the user returned no metrics."""
 
     keras_model: tf.keras.Model
     loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -223,7 +224,7 @@ class Built(NamedTuple):
 
 
 def taken_apart(returned: Any) -> Built:
-    """Returns the parts of the value that `build_model` returned."""
+    """Checks and unpacks the value that `build_model` returned."""
     expected = "expected it to return (keras_model, loss) or (keras_model, loss, metrics), found"
     if not isinstance(returned, (tuple, list)):
         raise UserError(f"build_model: {expected} {value_kind(returned)}")
@@ -269,7 +270,7 @@ def check_output(
 ) -> None:
     """Checks that outputs for `NUM_ROWS` examples fit the labels.
 
-    The loss checks structures of several outputs.
+    Models with several outputs are not checked here; their loss checks them.
     """
     if not tf.is_tensor(output):
         return
@@ -291,7 +292,7 @@ def check_output(
 
 
 def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
-    """Checks that a loss for one score per class does not receive a single number."""
+    """Checks that a loss that expects a score per class does not receive a single number."""
     takes_logits = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
     if takes_logits and num_classes is not None and num_classes > 1 and is_single(output):
         raise UserError(
@@ -302,7 +303,7 @@ def _check_scores(loss: Any, output: Any, num_classes: Optional[int]) -> None:
 
 
 def check_loss(losses: Any, is_text: bool) -> None:
-    """Checks that a loss has one number per example."""
+    """Checks that a loss returns one number per example."""
     if not tf.is_tensor(losses) or not losses.dtype.is_floating:
         raise UserError(
             f"loss: expected one real number per example, found {_kind_or_shape(losses)}"
@@ -335,7 +336,7 @@ def check_metric(name: str, ratio: Any) -> None:
 
 
 def described(value: Any) -> str:
-    """Returns shapes and dtypes of specs or tensors of n examples, single or in a structure."""
+    """Returns shapes and dtypes of specs or tensors as text, such as "[n, 3] float32"."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(v)}" for key, v in value.items()) + "}"
     if isinstance(value, (tuple, list)):

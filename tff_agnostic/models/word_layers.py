@@ -13,7 +13,7 @@ from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
 
 class DenseOverSteps(tf.keras.layers.Dense):
-    """A dense layer that flattens [n, T, in] to rows, so that TensorFlow fuses product and bias."""
+    """Dense layer that reshapes [n, T, in] to [n T, in], so that TensorFlow fuses the bias."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns [n, T, units]."""
@@ -21,16 +21,16 @@ class DenseOverSteps(tf.keras.layers.Dense):
         return tf.reshape(rows, [-1, inputs.shape[1], self.units])
 
     def plain_form(self) -> PlainForm:
-        """Keras' dense layer."""
+        """Returns Keras' dense layer with the same weights."""
         layer = tf.keras.layers.Dense(self.units, name=self.name, dtype=self.dtype_policy)
         return with_weights(layer, int(self.kernel.shape[0]), self.kernel, self.bias)
 
 
 class TiedEmbedding(tf.keras.layers.Embedding):
-    """Word vectors that also score a state for each word."""
+    """Word vectors that are also the output weights: they map a state to a score for each word."""
 
     def build(self, input_shape: Any) -> None:
-        """Creates the vectors, and a bias per word."""
+        """Creates the word vectors, and a bias for each word."""
         super().build(input_shape)
         self.bias = self.add_weight(name="bias", shape=[self.input_dim], initializer="zeros")
 
@@ -43,12 +43,12 @@ class TiedEmbedding(tf.keras.layers.Embedding):
         return tf.reshape(scores, [-1, inputs.shape[1], self.input_dim])
 
     def compute_output_spec(self, inputs: Any, as_scores: bool = False) -> Any:
-        """Returns shape and dtype of the outputs of `call`; Keras 3 requires it."""
+        """Returns shape and dtype of `call`'s outputs; Keras 3 requires this method."""
         size = self.input_dim if as_scores else self.output_dim
         return tf.keras.KerasTensor([*inputs.shape[:2], size], dtype=self.compute_dtype)
 
     def plain_form(self) -> PlainForm:
-        """Keras' embedding, and a dense layer with copied vectors: Keras cannot tie them."""
+        """Returns Keras' embedding and a dense layer with copied weights; Keras cannot tie them."""
         embedding = tf.keras.layers.Embedding(
             self.input_dim, self.output_dim, name=self.name, dtype=self.dtype_policy
         )
@@ -62,7 +62,7 @@ class TiedEmbedding(tf.keras.layers.Embedding):
 
 
 class WordMean(tf.keras.layers.Layer):
-    """The mean over the unmasked steps: [n, T, size] to [n, size]."""
+    """Layer that averages word vectors over unmasked steps: [n, T, size] to [n, size]."""
 
     def call(self, inputs: tf.Tensor, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
         """Returns the means; zeros if all steps are masked."""
@@ -71,13 +71,13 @@ class WordMean(tf.keras.layers.Layer):
         return tf.math.divide_no_nan(total, tf.reduce_sum(weights, axis=1, keepdims=True))
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> None:
-        """Returns None, as a mean has no steps to mask; without it Keras 3 warns."""
+        """Returns None, as a mean has no steps; without this method Keras 3 warns."""
 
     def plain_form(self) -> PlainForm:
-        """Attention of Keras with zero queries, so that all words have the same weight.
+        """Returns Keras' attention with zero queries, so that all words have the same weight.
 
-        Padding follows the words: the mean is at the first step, and 0 there if that is padding,
-        since attention is 0 if a query is masked. Pooling would divide 0 by 0.
+        The result is the attention output at the first step. If that step is padding, the text has
+        no words, and attention with a masked query is 0; average pooling would divide 0 by 0.
         """
 
         def form(inputs: tf.Tensor) -> tf.Tensor:
