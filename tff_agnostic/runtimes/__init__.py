@@ -1,4 +1,4 @@
-"""Runtimes, which execute rounds, behind one protocol."""
+"""Runtimes, which execute rounds; all implement `runtime.Runtime`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Import on first use: Ray's workers import modules from here, and need no TFF.
+    # Import on first use, because Ray's workers import this package and need no TFF.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Traced client work, sequential or vectorised, and the choice between them."""
+"""Traced client work: clients run sequentially (streamed) or as one batch (vectorised)."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _Traced = TypeVar("_Traced")
 
 @dataclasses.dataclass(frozen=True)
 class ShardFunction:
-    """Runs the clients of a shard: calls of one traced function, and the sum of its outputs.
+    """Runs a shard's clients by calls of one traced function, and sums its outputs.
 
     Attributes:
-        traced: Returns the function of (broadcast, inputs), traced on first use.
-        inputs: Returns the NumPy arrays of each call, from the clients of a shard, their states
-            with a leading axis of clients, and their places in the cohort.
+        traced: Returns the traced function of (broadcast, inputs); traces it on first use.
+        inputs: Yields the inputs of each call as NumPy arrays, given a shard's clients, their
+            states (first axis: clients) and their positions in the cohort.
     """
 
     traced: Callable[[], Any]
@@ -59,7 +59,7 @@ class ShardFunction:
     def __call__(
         self, broadcast: Any, clients: Sequence[Examples], state: Any = (), shard: Shard = ()
     ) -> ClientResult:
-        """Returns the sum of the outputs of a shard's clients, and their states."""
+        """Returns the sum of the clients' outputs, and the clients' states."""
         function = self.traced()
         calls = (function(broadcast, inputs) for inputs in self._tensors(clients, state, shard))
         return summed_in_order(calls)
@@ -67,7 +67,7 @@ class ShardFunction:
     def for_each(
         self, broadcasts: Sequence[Any], clients: Sequence[Examples], shard: Shard
     ) -> ClientResult:
-        """Returns the sum for each of several broadcasts, for clients without state."""
+        """Returns the sum for each of several broadcasts; clients have no state."""
         function = self.traced()
         calls = (
             ClientResult([function(broadcast, inputs).output for broadcast in broadcasts], ())
@@ -82,12 +82,12 @@ class ShardFunction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientWork:
-    """The work of each client in a step: its output, encoded for the sum.
+    """The computation of a client in a communication step, up to its encoded output.
 
     Equal instances share traces.
 
     Attributes:
-        step: The step for clients, which may be sent to other processes; see
+        step: The clients' part of the step, which can be sent to other processes; see
             `RoundStep.on_clients`.
         message_spec: Tensor specs of the message to every client.
         client_spec: Tensor specs of one client's examples.
@@ -112,7 +112,7 @@ class ClientWork:
 
     @property
     def numbers_clients(self) -> bool:
-        """Whether clients receive their place in the cohort."""
+        """Whether clients receive their position in the cohort."""
         return self.step.aggregation.numbers_clients
 
     @property
@@ -122,12 +122,12 @@ class ClientWork:
 
     @property
     def message_bytes(self) -> int:
-        """Size of the message, about the size of the model."""
+        """Size of the message in bytes, about the size of the model."""
         return _num_bytes(self.message_spec)
 
     @property
     def example_bytes(self) -> int:
-        """Size of one example; a dimension of unknown size counts as 1."""
+        """Size of one example in bytes; dimensions of unknown size count as 1."""
         rows = tf.nest.map_structure(
             lambda spec: tf.TensorSpec([size or 1 for size in spec.shape[1:]], spec.dtype),
             dict(self.client_spec),
@@ -140,7 +140,7 @@ def _num_bytes(specs: Any) -> int:
 
 
 class _TracedOnce(Generic[_Traced]):
-    """An attribute that one thread traces on first use, while others wait for it.
+    """An attribute that one thread computes on first use, while other threads wait.
 
     `functools.cached_property` has no lock from Python 3.12 on, and lanes are threads.
     """
@@ -153,7 +153,7 @@ class _TracedOnce(Generic[_Traced]):
         self._name = name
 
     def __get__(self, instance: Any, owner: Optional[type] = None) -> _Traced:
-        # Only called while the instance has no attribute of this name.
+        # Python calls this only while the instance has no attribute of this name.
         with TRACING:
             traced = vars(instance)
             if self._name not in traced:
@@ -164,14 +164,14 @@ class _TracedOnce(Generic[_Traced]):
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """Limits of vectorised groups of clients, unless the user sets the client mode.
+    """Limits on vectorised groups of clients, for the client mode auto.
 
     Attributes:
         largest_model_bytes: Maximum model size for vectorised clients; None for no limit.
-        max_with_convolutions: Maximum number of vectorised clients if the model has convolutions;
-            0 for none.
-        group_bytes: Approximate memory limit of a group.
-        map_: Applies functions of one client to a group.
+        max_with_convolutions: Maximum number of clients in a group if the model has convolutions; 0
+            to not vectorise such models.
+        group_bytes: Approximate memory limit of a group, in bytes.
+        map_: Applies a function of one client to a group of clients.
     """
 
     largest_model_bytes: Optional[int]
@@ -180,12 +180,12 @@ class Grouping:
     map_: ClientMap = vectorised_clients
 
 
-# Up to 400 KB, starting the operations of a client's step costs more than running them, and a
-# convolution is faster than the product of its patches (measured).
+# For models up to 400 KB, starting the operations of a client's step takes longer than running
+# them. A vectorised convolution becomes a product of patches, which is slower (both measured).
 ON_CPU = Grouping(400_000, max_with_convolutions=0, group_bytes=64 * 2**20)
-# One client's step does not saturate an accelerator. Patches are large, and more clients bring no
-# further gain: on an H200 a round of a CNN took 3 milliseconds per client in groups of 25 and of
-# 50, and 7 in groups of 10.
+# One client's step does not saturate an accelerator. Patches are large, so groups with convolutions
+# are limited to 25 clients: on an H200, a CNN's round took 7 milliseconds per client in groups of
+# 10, and 3 in groups of 25 or 50.
 ON_ACCELERATOR = Grouping(
     None,
     max_with_convolutions=25,
@@ -195,18 +195,18 @@ ON_ACCELERATOR = Grouping(
 
 
 class CompiledClientWork:
-    """Traced functions of a `ClientWork`, which sum outputs over clients.
+    """Traces a `ClientWork` as functions that sum the outputs of clients.
 
-    Each function is traced once, on first use, for clients of any size and for every device.
+    Each function is traced once, on first use, and runs clients of any size on any device.
 
     Args:
         work: The work of each client.
         xla: Whether XLA compiles the functions.
-        grouping: Limits of groups on the devices that run the work.
+        grouping: Limits on vectorised groups, which depend on the device.
 
     Attributes:
-        streamed: Runs the clients of a shard one after another.
-        vectorised: Runs them at once, vectorised.
+        streamed: Runs a shard's clients one after another.
+        vectorised: Runs a shard's clients as one batch.
     """
 
     def __init__(self, work: ClientWork, xla: bool = False, grouping: Grouping = ON_CPU) -> None:
@@ -263,11 +263,11 @@ class CompiledClientWork:
 
     @_TracedOnce
     def vectorisation_error(self) -> Optional[str]:
-        """Why TensorFlow cannot vectorise the work; None if it can, after tracing it.
+        """The reason why the work cannot be vectorised; None if it can. Traces the work.
 
-        TensorFlow may be unable to vectorise loops in a model, such as those of Keras' own
-        recurrent layers. Errors of the work itself propagate unchanged: running clients one by one
-        would only hide them.
+        TensorFlow may be unable to vectorise a model's loops, such as those of Keras' own recurrent
+        layers. Errors in the work itself propagate unchanged; running clients one by one would only
+        hide them.
         """
         if self._jit_compile:
             return "XLA cannot compile it so"
@@ -276,22 +276,21 @@ class CompiledClientWork:
                 _ = self._many
         except _ConversionError as e:
             return str(e)
-        # TensorFlow groups some convolutions, which on several CPU lanes gave different numbers in
-        # each round. Conv2D is excluded: it remains if clients share a kernel, as a single
-        # convolution.
+        # TensorFlow vectorises some convolutions as grouped convolutions, whose results on several
+        # CPU lanes were not reproducible. Conv2D is allowed: it remains if clients share a kernel.
         convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op and op != "Conv2D")
         return f"it has convolutions ({convolutions[0]})" if convolutions else None
 
     @functools.cached_property
     def has_convolutions(self) -> bool:
-        """Whether the client work has convolutions, converted or not."""
+        """Whether the client work has convolutions, whether vectorised or not."""
         # The unconverted convolutions of one client remain in the graph.
         graph = self._many.graph.as_graph_def()
         inner = (node for function in graph.library.function for node in function.node_def)
         return any("Conv" in node.op for nodes in (graph.node, inner) for node in nodes)
 
     def clients_step_together(self) -> bool:
-        """Whether to vectorise clients if the user does not set the client mode."""
+        """Whether the client mode auto vectorises clients."""
         work, largest = self.work, self.grouping.largest_model_bytes
         only_gathers = work.gathered_bytes is not None
         if largest is not None and not only_gathers and work.message_bytes > largest:
@@ -301,7 +300,7 @@ class CompiledClientWork:
         return self.grouping.max_with_convolutions > 0 or not self.has_convolutions
 
     def zeros(self) -> ClientResult:
-        """Returns the sum over no clients, and their empty state."""
+        """Returns the result for a cohort without clients: zeros, and empty states."""
         output, state = self._output_specs
         return ClientResult(
             tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), output),
@@ -316,7 +315,7 @@ class CompiledClientWork:
 
     @property
     def _output_specs(self) -> ClientResult:
-        # A sum over clients has the shapes of one client's output.
+        # Either function will do: a sum over clients has the shapes of one client's output.
         traced = self._many if "_many" in vars(self) else self._one
         specs: ClientResult = traced.structured_outputs
         return specs
@@ -337,17 +336,16 @@ class CompiledClientWork:
 
 
 class _ConversionError(Exception):
-    """Raised if TensorFlow cannot convert operations on one client to operations on many."""
+    """Raised if TensorFlow cannot vectorise an operation over clients."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _ConvertedClients:
-    """Vectorised clients; distinguishes a failed conversion from an error of the function.
+    """A `ClientMap` that distinguishes failed vectorisation from errors in the function itself.
 
-    TensorFlow runs the function for one client, then converts each of its operations. If a
-    converter is missing or fails, exceptions have many types (for Keras' LSTM, a `TypeError` from
-    inside the conversion of a loop), and their traces are truncated. The only reliable criterion is
-    whether the function had returned.
+    TensorFlow traces the function for one client, and then converts each operation. A missing or
+    failing converter may raise any type of exception, with a truncated traceback; for Keras' LSTM
+    it is a `TypeError`. Only one criterion is reliable: whether the function had returned.
     """
 
     map_: ClientMap
@@ -373,10 +371,9 @@ class _ConvertedClients:
 
 
 def _op_types(traced: Any) -> set[str]:
-    """Returns the types of all operations that a traced function runs.
+    """Returns the types of all operations on which a traced function's outputs depend.
 
-    Its graph also contains the operations of the single client before conversion, on which no
-    output depends.
+    The function's graph also contains the operations before vectorisation, which never run.
     """
     graph = traced.graph.as_graph_def()
     functions = {f.signature.name: f for f in graph.library.function}
@@ -408,7 +405,7 @@ def _op_types(traced: Any) -> set[str]:
 
 @contextlib.contextmanager
 def _quiet_tensorflow() -> Iterator[None]:
-    # Messages about operations without a converter are long, and only help TensorFlow's developers.
+    # Messages about operations without a converter are long, and help only TensorFlow's developers.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -446,8 +443,9 @@ def _choose(
     return chosen(compiled, cohort, max_clients_in_step)
 
 
-# (work, cohort, maximum clients of a shard) -> function that runs a shard, and the shards. It
-# depends on its arguments alone, so that the number of devices or workers does not affect sums.
+# Maps (work, cohort, maximum clients per shard) to the function that runs a shard, and the shards.
+# The result depends on these arguments alone, so the number of devices or workers does not affect
+# sums.
 CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
 )
@@ -456,9 +454,9 @@ CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optiona
 def _largest_group(compiled: CompiledClientWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
     gathered = work.gathered_bytes
-    # Clients share tables that they only gather from.
+    # Of tables, count only the rows that a client gathers: clients share the tables.
     model = work.message_bytes if gathered is None else num_rows * gathered
-    # Approximately: weights and their steps, outputs and their encoding, a batch and its gradients.
+    # An estimate: weights and their updates, outputs and their encoding, a batch and its gradients.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes
     most = compiled.grouping.group_bytes // bytes_per_client
     max_with_convolutions = compiled.grouping.max_with_convolutions

@@ -1,4 +1,4 @@
-"""The cohort runtime: rounds in this process, on any device, without a call to TFF per client."""
+"""The cohort runtime: runs rounds in this process, on any device, without TFF's executor."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.runtimes.runtime import Evaluation, Runtime
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
-# Number of traces kept for later trials of a comparison, and for later runs of this process if
-# models are small.
+# Number of traces to keep for later trials of a comparison, and for small models also for later
+# runs in this process.
 _KEPT_TRACES = 32
 _SMALL_MODEL_BYTES = 2**22
 
 
 class SumOverClients(Protocol):
-    """Runs a `ClientWork` for every client of a cohort, and sums the outputs."""
+    """Runs a `ClientWork` for every client of a cohort, and sums the clients' outputs."""
 
     def __call__(
         self, broadcast: Any, cohort: Sequence[Examples], client_state: Any = ()
     ) -> ClientResult:
-        """Returns the sum of the clients' outputs, zeros for no clients, and their states.
+        """Returns the sum of the clients' outputs (zeros for no clients), and their states.
 
         Args:
             broadcast: Message to every client.
             cohort: The clients.
-            client_state: States of the clients, NumPy arrays with a leading axis of clients;
-                returned states have the same axis.
+            client_state: States of the clients, NumPy arrays whose first axis is clients, as in the
+                returned states.
         """
 
     def for_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
-        """Returns the sum for each of several broadcasts, for clients without state."""
+        """Returns the sum for each of several broadcasts; clients have no state."""
 
 
 class SummingRuntime(Runtime):
-    """Base of runtimes that differ only in where clients run."""
+    """Base class of runtimes that differ only in where clients run."""
 
     def sum_over_clients(self, work: ClientWork) -> SumOverClients:
-        """Returns the function that runs the work for every client of a cohort."""
+        """Returns the function that runs `work` for every client of a cohort."""
         raise NotImplementedError
 
     def training(self, algorithm: Algorithm, aggregation: Aggregation) -> CohortTraining:
@@ -81,7 +81,7 @@ class SummingRuntime(Runtime):
 
 
 class CohortRuntime(SummingRuntime):
-    """Runs rounds in this process; a context manager that owns its threads.
+    """Runs rounds in this process; as a context manager it owns its threads.
 
     Args:
         options: Options of execution.
@@ -91,7 +91,7 @@ class CohortRuntime(SummingRuntime):
         self._options = options
         self._lanes: Optional[DeviceThreads] = None
         self._devices: list[str] = []
-        # Trials that only differ in their seeds share traces.
+        # Trials that differ only in their seeds share traces.
         self._compile = functools.lru_cache(maxsize=_KEPT_TRACES)(CompiledClientWork)
 
     def __enter__(self) -> CohortRuntime:
@@ -108,7 +108,7 @@ class CohortRuntime(SummingRuntime):
         self._lanes = None
 
     def sum_over_clients(self, work: ClientWork) -> SumOnLanes:
-        """Returns the function that runs the work on the lanes of this process."""
+        """Returns the function that runs `work` on this process's lanes."""
         is_small = work.message_bytes <= _SMALL_MODEL_BYTES
         compile_ = _compiled_for_all_runs if is_small else self._compile
         grouping = ON_CPU if self.device_kinds() <= {"cpu"} else ON_ACCELERATOR
@@ -120,11 +120,11 @@ class CohortRuntime(SummingRuntime):
         return {**self._options.execution(), "device": ", ".join(sorted(self.device_kinds()))}
 
     def device_kinds(self) -> set[str]:
-        """Returns the kinds of the devices, such as cpu; empty before the runtime is entered."""
+        """Returns the kinds of devices in use, such as cpu; empty before the runtime is entered."""
         return {name.rpartition("device:")[2].split(":")[0].lower() for name in self._devices}
 
     def running_lanes(self) -> DeviceThreads:
-        """Returns the threads.
+        """Returns the running threads.
 
         Raises:
             ExecutionError: If the runtime was not entered, or was exited.
@@ -140,7 +140,7 @@ def _compiled_for_all_runs(work: ClientWork, xla: bool, grouping: Grouping) -> C
 
 
 class SumOnLanes:
-    """A `SumOverClients` on the lanes of this process."""
+    """A `SumOverClients` on this process's lanes."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class SumOnLanes:
     def _summed(
         self, run_shard: Callable[[ShardFunction, Shard], ClientResult], cohort: Sequence[Examples]
     ) -> Optional[ClientResult]:
-        """Returns the sum over the shards of a cohort; None if there are none."""
+        """Returns the sum over a cohort's shards; None if it has no clients."""
         lanes = self._lanes()
         plan = CLIENT_MODES[self._options.client_mode]
         run, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
@@ -198,11 +198,11 @@ class SumOnLanes:
 
 
 class CohortTraining:
-    """Rounds as pure functions of an algorithm; see `runtime.Training`.
+    """Runs an algorithm's rounds as TensorFlow functions; see `runtime.Training`.
 
     Args:
-        aggregation: The aggregation of each sum.
-        sum_over_clients: Returns the function that runs client work for a cohort.
+        aggregation: How client outputs are summed.
+        sum_over_clients: Maps a `ClientWork` to the function that runs it for a cohort.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class CohortTraining:
         self.quantities = round_.quantities
         self._initialize = tf.function(round_.initialize, autograph=False)
         state_spec = tensor_specs(self._initialize.get_concrete_function().structured_outputs)
-        # Concrete functions avoid the look-up of a trace, which takes some percent of a small
-        # model's round.
+        # Concrete functions avoid looking up a trace, which takes a few percent of a small model's
+        # round.
         start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
         next_step = tf.function(round_.next_step, autograph=False, reduce_retracing=True)
         self._finish = tf.function(round_.finish, autograph=False, reduce_retracing=True)
@@ -253,8 +253,8 @@ class CohortTraining:
         return self._finish_trace(*arguments)
 
     def _sum(self, k: int, message: Message, client_state: Any) -> SumOverClients:
-        # A message's spec is known once the previous sums are. Clients have no state from a step
-        # that the round does not have.
+        # Trace here, because a message's spec is known only after the previous sums. Client states
+        # are absent if the step that creates them is not due in this round.
         key = k, bool(tf.nest.flatten(client_state))
         if key not in self._sums:
             state_spec = tf.nest.map_structure(
@@ -268,12 +268,12 @@ class CohortTraining:
 
 
 class CohortEvaluation(Evaluation):
-    """Federated evaluations as pure functions.
+    """Runs federated evaluations as TensorFlow functions.
 
     Args:
         measurement: The evaluation to run.
         aggregation: The aggregation of the sum.
-        sum_over_clients: Returns the function that runs client work for a cohort.
+        sum_over_clients: Maps a `ClientWork` to the function that runs it for a cohort.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class CohortEvaluation(Evaluation):
         check_measurement(aggregation, measurement)
         functions = EvaluationFunctions(measurement, aggregation)
         self._first_state = as_tensors(functions.initialize())
-        # Concrete functions make an evaluation of a small model some percent cheaper.
+        # Concrete functions make a small model's evaluation a few percent cheaper.
         self._start = tf.function(functions.message, autograph=False).get_concrete_function(
             measurement.measured_spec, tensor_specs(self._first_state)
         )
@@ -315,7 +315,7 @@ class CohortEvaluation(Evaluation):
 
 
 def _called(function: Any, *arguments: Any) -> Any:
-    """Calls a tf.function without the retracing warning that plain calls log in many short runs."""
+    """Calls a tf.function; unlike a plain call, this logs no retracing warnings in short runs."""
     return function.get_concrete_function(*arguments)(*arguments)
 
 

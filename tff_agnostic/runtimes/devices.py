@@ -1,10 +1,10 @@
-"""Devices, threads that run shards on them, and the division of a cohort into shards.
+"""Devices, threads (lanes) that run shards on them, and the division of a cohort into shards.
 
-The division depends on the cohort alone, never on the number of devices or workers, and shards are
-summed in order. Any number of devices or workers therefore gives the same bits.
+A shard is a group of clients that one thread runs. Shards depend on the cohort alone, and are
+summed in order, so any number of devices or workers gives the same bits.
 
-Every step has its own shards, as its work may differ in size. Client states are therefore stored in
-the order of the cohort, with a leading axis of clients.
+Each communication step of a round has its own shards, because steps may differ in size. Client
+states are therefore stored in cohort order, with clients as the first axis.
 """
 
 from __future__ import annotations
@@ -62,12 +62,11 @@ DEVICES = Registry(
 
 
 def one_thread_per_operation() -> None:
-    """Makes TensorFlow run each operation in one thread, if TensorFlow is not initialised yet.
+    """Makes TensorFlow run each operation in one thread, if it is not initialised yet.
 
-    Lanes then share the processors without waiting for each other, which is faster, and sums do not
-    depend on the number of processors. TensorFlow accepts such settings only before its first
-    operation; afterwards results are still correct, but their last bits may differ between
-    machines.
+    Lanes then do not wait for each other's processors, which is faster, and sums do not depend on
+    the number of processors. TensorFlow accepts the setting only before its first operation. If it
+    is too late, results are still correct, but their last bits may differ between machines.
     """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -84,7 +83,7 @@ class DeviceThreads:
 
     Args:
         devices: Names of logical devices.
-        num_lanes: Number of threads that share them.
+        num_lanes: Number of threads, which share the devices.
     """
 
     def __init__(self, devices: Sequence[str], num_lanes: int) -> None:
@@ -95,9 +94,9 @@ class DeviceThreads:
         self._pool = ThreadPoolExecutor(num_lanes, "lane", initializer=self._take_device)
 
     def map_in_order(self, fn: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yields `fn` of each item in order, independent of the order in which they finish.
+        """Calls `fn` on each item in the threads, and yields the results in the order of the items.
 
-        At most twice as many items as lanes are in progress or waiting.
+        At most two items per lane are in progress or waiting.
         """
         waiting: collections.deque[Future[Result]] = collections.deque()
         try:
@@ -125,46 +124,46 @@ class DeviceThreads:
 
 
 def default_num_lanes(devices: Sequence[str]) -> int:
-    """Returns one lane per processor, or two per accelerator."""
+    """Returns the default number of lanes: one per processor, or two per accelerator."""
     if any(":CPU:" not in device for device in devices):
         return _LANES_PER_ACCELERATOR * len(devices)
     return max(len(devices), len(os.sched_getaffinity(0)))
 
 
 def sum_in_order(values: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """Returns the sum from left to right; None if there are no values."""
+    """Returns the sum of the values from left to right; None if there are no values."""
     total = None
     for value in values:
         total = value if total is None else add(total, value)
     return total
 
 
-# Enough to balance 8 workers; each waiting shard takes memory for a model.
+# Enough shards to balance 8 workers. Each waiting shard takes memory for a model.
 MAX_STREAMED_SHARDS = 32
-# Number of padding rows that cost less than another group of clients.
+# Number of padding rows that costs less than another shard.
 _FREE_PADDING = 2048
 _MAX_PADDING_SHARE = 0.25
 
-# Positions of clients in the cohort.
+# The positions of a shard's clients in the cohort.
 Shard = tuple[int, ...]
 
 
 def streamed_shards(num_clients: int) -> list[Shard]:
-    """Divides a cohort of sequential clients: neighbours stay together."""
+    """Divides a cohort of streamed clients into shards of neighbouring clients."""
     parts = np.array_split(np.arange(num_clients), min(num_clients, MAX_STREAMED_SHARDS) or 1)
     return [tuple(part.tolist()) for part in parts if len(part) > 0]
 
 
 def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
-    """Divides a cohort of vectorised clients by size, so that padding stays small.
+    """Divides a cohort of vectorised clients into shards of similar clients, to limit padding.
 
     Args:
         sizes: Number of examples of each client.
-        max_clients: Maximum number of clients of a shard.
+        max_clients: Maximum number of clients in a shard.
 
     Returns:
-        The minimum number of shards, or slightly more: in each, padding is at most a quarter of the
-        rows, or about 2,000 rows.
+        The minimum number of shards, or slightly more. Padding is at most a quarter of a shard's
+        rows, or 2,048 rows if that is more.
     """
     if not sizes:
         return []
@@ -187,10 +186,10 @@ def vectorised_shards(sizes: Sequence[int], max_clients: int) -> list[Shard]:
 
 
 def summed_in_order(parts: Iterable[ClientResult]) -> ClientResult:
-    """Returns the sum from left to right, and the client states in the order of the parts.
+    """Returns the sum of the shards' outputs, and the client states in the order of the shards.
 
     Args:
-        parts: At least one; the state of each has a leading axis of clients.
+        parts: Results of at least one shard; the first axis of states is clients.
     """
     states = []
 
@@ -206,22 +205,22 @@ def summed_in_order(parts: Iterable[ClientResult]) -> ClientResult:
 
 
 def _add(a: Any, b: Any) -> Any:
-    # Use the raw operation: a traced function costs several times as much for the sums of a small
-    # model, for each client.
+    # Use the raw operation: for a small model's sums, calling a traced function would cost several
+    # times as much per client.
     return tf.nest.map_structure(lambda x, y: tf.raw_ops.AddV2(x=x, y=y), a, b)
 
 
 def in_cohort_order(state: Any, shards: Sequence[Shard]) -> Any:
-    """Returns the client states of all shards in the order of the cohort."""
+    """Reorders the client states of all shards as in the cohort."""
     positions = np.argsort([k for shard in shards for k in shard])
     return tf.nest.map_structure(lambda column: column[positions], state)
 
 
 def select_client_state(state: Any, k: int) -> Any:
-    """Returns the state of one client."""
+    """Selects the state of client k."""
     return tf.nest.map_structure(lambda column: column[k], state)
 
 
 def select_shard_states(state: Any, shard: Shard) -> Any:
-    """Selects the states of a shard's clients from those of the cohort."""
+    """Selects the states of a shard's clients from the cohort's states."""
     return tf.nest.map_structure(lambda column: column[list(shard)], state)

@@ -1,4 +1,4 @@
-"""Options of runtimes: how to execute rounds. No option changes the results, except last bits."""
+"""Options of runtimes: how to execute rounds. Options affect only the last bits of results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.runtimes.client_work import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
 
-# Each lane is a thread: systems refuse to start tens of thousands, in the middle of a run.
+# Each lane is a thread; many systems cannot start tens of thousands of threads.
 _MAX_LANES = 1024
 TENSORFLOW = "tensorflow"
 """Name of the release in `ExecutionOptions.execution`; it is not a flag."""
@@ -20,14 +20,14 @@ LOCAL, AUTO = "local", "auto"
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionOptions(Options):
-    """Options of execution that may change last bits.
+    """Execution options that may change the last bits of results.
 
     Attributes:
-        client_mode: Whether many clients take each step together (vectorised; on CPUs for small
-            models) or run one after another (streamed).
-        max_clients_in_step: Maximum number of clients that take a step together. [as many as fit
-            into 64 MB, or into 2 GB of an accelerator, at most 512]
-        xla: Whether XLA compiles the client work, which then runs client by client.
+        client_mode: Whether clients run as one batch (vectorised) or one after another (streamed);
+            auto vectorises where it is faster, on CPUs only for small models.
+        max_clients_in_step: Maximum number of vectorised clients in one batch. [as many as fit into
+            64 MB, or into 2 GB of an accelerator, at most 512]
+        xla: Whether XLA compiles the client work; clients are then streamed.
     """
 
     client_mode: Annotated[str, OneOf(CLIENT_MODES)] = "auto"
@@ -42,7 +42,7 @@ class ExecutionOptions(Options):
             raise self.error("max_clients_in_step", "none with xla or streamed clients")
 
     def execution(self) -> dict[str, Any]:
-        """Returns the values that may change last bits, by name, and TensorFlow's release."""
+        """Returns the options that may change last bits, by name, and TensorFlow's release."""
         major, minor, *_ = importlib.metadata.version(TENSORFLOW).split(".")
         values = {field.name: getattr(self, field.name) for field in _EXECUTION}
         return {**values, TENSORFLOW: f"{major}.{minor}"}
@@ -53,7 +53,7 @@ _EXECUTION = dataclasses.fields(ExecutionOptions)
 
 @dataclasses.dataclass(frozen=True)
 class CohortOptions(ExecutionOptions):
-    """Options of clients in this process.
+    """Options of the cohort runtime, which runs clients in this process.
 
     Attributes:
         device: Device of clients; auto takes all GPUs that TensorFlow sees, or else the CPU.
@@ -72,18 +72,19 @@ class CohortOptions(ExecutionOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RayOptions(ExecutionOptions):
-    """Options of clients on Ray.
+    """Options of the Ray runtime.
 
     Attributes:
-        ray_address: The Ray that runs clients: local starts one for this command, on this machine's
-            loopback interface; auto is the one that RAY_ADDRESS names or that this machine belongs
-            to; HOST:PORT names one.
-        num_workers: Number of Ray workers, at most one per client of a round; if not given, as many
-            as resources allow. It does not change the results.
-        cpus_per_worker: CPUs of a Ray worker, which runs as many clients concurrently; with a
-            fraction workers share a CPU.
-        gpus_per_worker: GPUs of a Ray worker, which runs its clients there; with a fraction workers
-            share a GPU.
+        ray_address: Address of the Ray cluster that runs clients. local starts a cluster for this
+            command, on this machine's loopback interface; auto uses the cluster in RAY_ADDRESS, or
+            else the cluster that this machine belongs to; HOST:PORT uses the cluster at this
+            address.
+        num_workers: Number of Ray workers, at most one per client of a round; by default as many as
+            resources allow. It does not change the results.
+        cpus_per_worker: Number of CPUs per Ray worker, and of clients that it runs concurrently.
+            With a fraction, workers share a CPU.
+        gpus_per_worker: Number of GPUs per Ray worker; if above 0, its clients run on GPUs. With a
+            fraction, workers share a GPU.
     """
 
     ray_address: str = LOCAL

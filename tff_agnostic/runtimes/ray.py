@@ -1,4 +1,4 @@
-"""Rounds on Ray, which the user or this process starts."""
+"""The Ray runtime: runs rounds on a Ray cluster, which the user or this process starts."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 _START_SECONDS = 120.0
 _CONNECT_SECONDS = 10.0
 _KEPT_WORKS = 8
-# Ray allows its node 30 seconds to start, which a busy machine may exceed once.
+# Ray allows its node 30 seconds to start, which a busy machine may occasionally exceed.
 _START_ATTEMPTS = 3
 _TOO_SLOW = "timed out during startup"
-# Defaults that disable reports to Ray's makers, and a warning about a later version.
+# Defaults that disable Ray's usage reports, and a warning about a future version.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class RayRuntime(SummingRuntime):
-    """Runs rounds on Ray's workers; a context manager that owns them, and Ray if it started it.
+    """Runs rounds on Ray workers; as a context manager it owns them, and the Ray that it starts.
 
-    Shards and the order of their sum are those of the cohort runtime, so neither the number of
-    workers nor the death of a worker changes the results.
+    Shards and their order of summation are the same as in the cohort runtime, so neither the number
+    of workers nor the death of a worker changes the results.
 
     Args:
         options: Options of execution.
-        start_seconds: Seconds without any started worker after which a round fails.
+        start_seconds: A round fails if no worker has started within this many seconds.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RayRuntime(SummingRuntime):
 
         Raises:
             ExecutionError: If Ray does not start.
-            OptionError: If no Ray answers at the address, or if it lacks the resources.
+            OptionError: If no Ray answers at the address, or its nodes lack the resources.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(_connected(self._options.ray_address, self._start_seconds))
@@ -90,11 +90,11 @@ class RayRuntime(SummingRuntime):
         self._pool = None
 
     def sum_over_clients(self, work: ClientWork) -> SumOnRay:
-        """Returns the sum of the work over clients on Ray's workers."""
+        """Returns the function that runs `work` on Ray workers."""
         return self._sums(work)
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
-        """Raises an error if there are more workers than clients; see `runtime.Runtime`."""
+        """Raises OptionError if there are more workers than clients; see `runtime.Runtime`."""
         num_workers = self._options.num_workers or 1
         if clients_per_round < num_workers:
             raise OptionError(
@@ -110,7 +110,7 @@ class RayRuntime(SummingRuntime):
         return {**self._options.execution(), "device": device}
 
     def take_events(self) -> list[str]:
-        """Returns the deaths of workers since the last call; see `runtime.Runtime`."""
+        """Returns the worker deaths since the last call; see `runtime.Runtime`."""
         if self._pool is None:
             return []
         events, self._pool.events = self._pool.events, []
@@ -123,12 +123,12 @@ class RayRuntime(SummingRuntime):
 
 
 class SumOnRay:
-    """A `cohort.SumOverClients` on Ray's workers.
+    """A `cohort.SumOverClients` on Ray workers.
 
     Args:
         work: The work of each client.
         options: Options of execution.
-        pool: Returns the running workers.
+        pool: Returns the running worker pool.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class SumOnRay:
             ExecutionError: If the workers fail.
         """
         pool = self._pool()
-        # Workers start while this process traces.
+        # Start the workers first, as this process traces meanwhile.
         pool.start(max(1, len(cohort)))
         plan = CLIENT_MODES[self._options.client_mode]
         function, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
@@ -158,7 +158,7 @@ class SumOnRay:
         if function not in self._packed:
             self._packed[function] = ray.put(pack(function.traced()))
         packed = self._packed[function]
-        # Ray frees the message with its last reference, at the end of the round.
+        # Ray frees the message when this, its last reference, goes out of scope.
         broadcast_ref = ray.put(_arrays(broadcast))
         structure: ClientResult = function.traced().structured_outputs
         num_summed = len(tf.nest.flatten(structure.output))
@@ -191,16 +191,16 @@ def _arrays(structure: Any) -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def _connected(address: str, start_seconds: float) -> Iterator[None]:
-    """Connects this process to Ray while entered; an existing connection is used, and kept.
+    """Connects this process to Ray while entered; reuses and keeps an existing connection.
 
-    A Ray that is started here stops with this process, however the process exits.
+    A Ray started here stops when this process exits, however it exits.
     """
     if ray.is_initialized():
         yield
         return
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Ray prints a paragraph about each dead worker, which the pool reports in one line.
+    # Suppress Ray's paragraph about each dead worker, as the pool reports it in one line.
     ray_driver.print_to_stdstream = lambda *_, **__: None
     with _sigterm_kept():
         if address == LOCAL:
@@ -215,9 +215,9 @@ def _connected(address: str, start_seconds: float) -> Iterator[None]:
 
 
 def _start(start_seconds: float) -> None:
-    """Starts a Ray on the loopback interface of this machine."""
+    """Starts Ray on this machine's loopback interface."""
     config = {
-        # By default workers have the lowest priority, and starve on a busy machine.
+        # By default workers have the lowest priority, and barely run on a busy machine.
         "worker_niceness": 0,
         "worker_register_timeout_seconds": math.ceil(start_seconds),
     }
@@ -241,14 +241,14 @@ def _start(start_seconds: float) -> None:
 
 
 def _join(address: str) -> None:
-    """Joins the Ray at an address."""
-    # Repeat Ray's check of the address here, as Ray itself waits for minutes.
+    """Connects to the Ray at an address."""
+    # Check the address here, as Ray itself would wait for minutes.
     host_port = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
     if host_port != AUTO and os.environ.get("RAY_USE_TLS", "0") == "0":
         _check_answers(host_port)
     try:
         ray.init(host_port, log_to_driver=False, logging_level=logging.ERROR)
-    # Ray exits the process if the cluster refuses it.
+    # Ray raises SystemExit if the cluster rejects this process.
     except (Exception, SystemExit) as e:
         ray.shutdown()
         raise _no_ray(host_port, _one_line(e)) from e
@@ -273,7 +273,7 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Restores the handler of SIGTERM, which Ray replaces: the training loop needs it."""
+    """Restores the SIGTERM handler, which Ray replaces and the training loop needs."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

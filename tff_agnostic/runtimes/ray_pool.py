@@ -1,7 +1,7 @@
-"""Workers on Ray: actors that run shards of a cohort, and the pool that replaces dead ones.
+"""Ray workers: actors that run shards of a cohort, and a pool that replaces dead workers.
 
-Workers import TensorFlow but not TensorFlow Federated, which takes seconds and memory. They receive
-traced functions as bytes.
+Workers receive traced functions as bytes, and import TensorFlow only: importing TensorFlow
+Federated would take seconds and memory.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
 from tff_agnostic.runtimes.options import RayOptions
 
-# Number of functions that a worker keeps: training and evaluation of two runs.
+# Number of functions that a worker keeps: for training and evaluation in two runs.
 _MAX_FUNCTIONS = 4
 _MAX_FAILED_STARTS = 3
-# Number of worker deaths on one shard after which the shard is the likely cause.
+# After this many worker deaths on one shard, the shard is the likely cause.
 _MAX_LOSSES = 5
-# On a GPU, one shard is prepared while another runs.
+# A worker prepares one shard while another runs on the GPU.
 _LANES_PER_GPU = 2
 _SAME_EVERYWHERE = "; every machine needs the same Python, TensorFlow and tff_agnostic"
 
 Arrays = Sequence[np.ndarray]
-# Function from an actor and the index of a shard to a reference to the shard's result.
+# Maps an actor and the index of a shard to a reference to the shard's result.
 Submit = Callable[[Any, int], Any]
 
 
@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 class RayWorker:
-    """An actor that runs shards, in as many threads as its concurrency.
+    """An actor that runs shards; Ray's `max_concurrency` sets its number of threads.
 
     Args:
         device: A name in `devices.DEVICES`.
@@ -72,15 +72,16 @@ class RayWorker:
     def run(
         self, packed: Sequence[Any], broadcast: Arrays, calls: Sequence[Arrays], num_summed: int
     ) -> list[np.ndarray]:
-        """Returns the sum of a function's outputs over its calls, in order.
+        """Calls a function once per element of `calls`; returns the sum of its outputs, in order.
 
-        The client states, which follow the summed values, are concatenated over the calls.
+        Each output is the values to sum, then the client states, which are concatenated.
 
         Args:
-            packed: A reference to the bytes of the function, in a list: Ray resolves bare ones.
-            broadcast: The first arguments of every call.
-            calls: The other arguments of each call; at least one call.
-            num_summed: Number of the returned values to sum.
+            packed: A reference to the function's bytes, in a list because Ray resolves references
+                that are arguments themselves.
+            broadcast: The first arguments, the same in every call.
+            calls: The other arguments of each call, for at least one call.
+            num_summed: Number of values to sum in each output.
 
         Raises:
             ExecutionError: If a device is out of memory.
@@ -115,7 +116,7 @@ def _tensors(values: Arrays) -> list[Any]:
 
 
 def pack(traced: Any) -> dict[str, bytes]:
-    """Returns the files of a SavedModel with a function; `unpack` reads them.
+    """Returns a function as the files of a SavedModel; `unpack` reads them.
 
     Args:
         traced: A concrete function without keyword arguments, variables or captured tensors.
@@ -137,7 +138,7 @@ def pack(traced: Any) -> dict[str, bytes]:
 
 
 def unpack(files: Mapping[str, bytes]) -> Callable[..., Any]:
-    """Returns the function of `pack`, from a flat list of arguments to a flat list of results."""
+    """Returns the function that `pack` saved; it takes flat arguments and returns a flat list."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             path = Path(folder, name)
@@ -145,7 +146,7 @@ def unpack(files: Mapping[str, bytes]) -> Callable[..., Any]:
             path.write_bytes(content)
         module = tf.saved_model.load(folder)
     run = module.run
-    # The function alone does not keep its module alive.
+    # Keep a reference to the module, which the function alone does not keep alive.
     run.module = module
     function: Callable[..., Any] = run
     return function
@@ -156,9 +157,9 @@ class _Worker:
     """An actor of a pool.
 
     Attributes:
-        number: Number of the worker, from 1, which its replacement keeps.
+        number: Number of the worker, from 1; its replacement has the same number.
         actor: Handle of the actor.
-        versions: Reference to its versions, available once it has started.
+        versions: Reference to the actor's `versions`, available once it has started.
     """
 
     number: int
@@ -171,7 +172,7 @@ class WorkerPool:
 
     Args:
         options: Number and resources of the workers.
-        start_seconds: Seconds without any started worker after which a round fails.
+        start_seconds: A round fails if no worker has started within this many seconds.
 
     Attributes:
         events: Deaths of workers, one line each.
@@ -196,7 +197,7 @@ class WorkerPool:
         """Starts the workers at the first call, without waiting for them.
 
         Args:
-            most: Number of workers that a round can use.
+            most: Maximum number of workers that a round can use.
         """
         if not self._starting and not self._started:
             count = self._options.num_workers or min(self._room, most)
@@ -210,12 +211,12 @@ class WorkerPool:
         self._starting, self._started = [], []
 
     def results(self, num_shards: int, submit: Submit) -> Iterator[Any]:
-        """Yields the results of shards in their order; each runs on any free worker.
+        """Runs each shard on any free worker, and yields the results in the order of the shards.
 
-        If a worker dies, its shards run on others.
+        If a worker dies, other workers run its shards.
 
         Raises:
-            ExecutionError: If a shard fails, or workers fail to start, or die repeatedly.
+            ExecutionError: If a shard fails, or workers fail to start or die repeatedly.
         """
         waiting = collections.deque(range(num_shards))
         tasks: dict[Any, tuple[_Worker, int]] = {}
@@ -231,7 +232,7 @@ class WorkerPool:
                     try:
                         results[shard] = ray.get(ref)
                     except ray.exceptions.RayTaskError as e:
-                        # The function itself failed, and would fail on any worker.
+                        # The function itself failed, and would fail on every worker.
                         raise (e.cause if isinstance(e.cause, ExecutionError) else e) from None
                     except ray.exceptions.RayError as e:
                         self._replace(worker, "died; its clients run again")
@@ -286,7 +287,7 @@ class WorkerPool:
         self._started.append(worker)
 
     def _replace(self, worker: _Worker, event: str) -> None:
-        """Replaces a dead worker, unless it was replaced before."""
+        """Replaces a dead worker, unless it has been replaced already."""
         for workers in (self._starting, self._started):
             if worker in workers:
                 workers.remove(worker)
@@ -304,7 +305,7 @@ class WorkerPool:
         return _Worker(number, actor, actor.versions.remote())
 
     def _check_room(self) -> int:
-        """Returns the number of workers that fit the resources of the nodes."""
+        """Returns the number of workers for which the nodes have resources."""
         options = self._options
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         room = sum(_room_on(node, options) for node in nodes)
@@ -332,6 +333,6 @@ def _room_on(node: Mapping[str, float], options: RayOptions) -> int:
 
 
 def _last_line(error: BaseException) -> str:
-    """Returns the last line of a trace, which names the error."""
+    """Returns the last line of a traceback, which contains the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Every runtime by name."""
+"""Registry of the runtimes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RuntimeSpec:
 
     Attributes:
         options: A frozen dataclass of options, which become flags.
-        build: Called with its options; returns the runtime.
+        build: Called with the options; returns the runtime.
     """
 
     options: type[Options]
@@ -28,7 +28,7 @@ class RuntimeSpec:
 
 
 def _ray(options: RayOptions) -> Runtime:
-    # Import only on demand, as Ray is an extra.
+    # Import on demand, as Ray is an optional dependency.
     try:
         from tff_agnostic.runtimes.ray import RayRuntime
     except ImportError as e:
@@ -40,7 +40,7 @@ def _ray(options: RayOptions) -> Runtime:
 
 
 def _tff(options: Options) -> Runtime:
-    # Import only on demand, as the module loads TFF.
+    # Import on demand, as the module loads TFF.
     require_tff()
     from tff_agnostic.runtimes.tff import TffRuntime
 

@@ -1,4 +1,4 @@
-"""The protocol of runtimes."""
+"""The protocol that all runtimes implement."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tff_agnostic.models.model import Examples, Model
 
 
 class Training(Protocol):
-    """Rounds of one algorithm; states and reports are structures of NumPy arrays.
+    """Runs the rounds of one algorithm; states and reports are structures of NumPy arrays.
 
     Attributes:
-        security: Report of the values that reach the server, if the aggregation guarantees
-            security; else None.
-        quantities: Description of a round's report, in the report's structure.
+        security: Report on the values that reach the server; None if the aggregation does not
+            guarantee security.
+        quantities: Descriptions of the values in a round's report, in the report's structure.
     """
 
     security: Optional[SecurityReport]
@@ -41,9 +41,9 @@ class RawEvaluation(NamedTuple):
     """The result of an evaluation.
 
     Attributes:
-        output: Sums over the clients; for a model's evaluation an `EvaluationOutput`.
-        clipped: Number of values of each field beyond the bounds of secure sums; empty for other
-            sums.
+        output: Sums over the clients; an `EvaluationOutput` for a model's evaluation.
+        clipped: Number of values in each field that exceeded the bounds of secure sums; empty for
+            other sums.
     """
 
     output: Any
@@ -54,7 +54,7 @@ class Evaluation(abc.ABC):
     """Federated evaluation of a model's weights, or of another measurement.
 
     Args:
-        aggregation: The aggregation of the sum.
+        aggregation: How client outputs are summed.
     """
 
     def __init__(self, aggregation: Aggregation) -> None:
@@ -63,13 +63,13 @@ class Evaluation(abc.ABC):
     def __call__(
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
     ) -> RawEvaluation:
-        """Evaluates weights on clients in parts, so that not all must be in memory.
+        """Evaluates weights on chunks of clients, so that not all clients must be in memory.
 
-        The parts' sums are added before decoding, so that no partial sum is revealed.
+        The chunks' sums are added before decoding, so that no partial sum is revealed.
 
         Args:
-            measured: The measured values, such as weights.
-            parts: The clients.
+            measured: The values to evaluate, such as a model's weights. parts: The clients in
+            chunks.
             state: State of the aggregation; its initial state if None.
         """
         return self.for_each([measured], parts, [state])[0]
@@ -82,11 +82,10 @@ class Evaluation(abc.ABC):
     ) -> list[RawEvaluation]:
         """Evaluates several models, such as a family, while reading clients once.
 
-        Each has the same result as on its own.
+        Each model's result is the same as if it were evaluated alone.
 
         Args:
-            measured: The measured values of each evaluation.
-            parts: The clients.
+            measured: The values that each evaluation evaluates. parts: The clients in chunks.
             states: State of the aggregation for each evaluation; None for initial states.
         """
         with self._scope():
@@ -109,7 +108,7 @@ class Evaluation(abc.ABC):
 
     @abc.abstractmethod
     def _state_or_initial(self, state: Any) -> Any:
-        """Returns the given state of the aggregation; its initial state if None."""
+        """Returns `state`; the aggregation's initial state if None."""
 
     @abc.abstractmethod
     def _message(self, measured: Any, state: Any) -> Any:
@@ -121,15 +120,15 @@ class Evaluation(abc.ABC):
 
     @abc.abstractmethod
     def _added(self, totals: list[Any], sums: list[Any]) -> list[Any]:
-        """Adds the sums over a further part to the sums over earlier parts."""
+        """Adds the sums over a chunk of clients to the sums over earlier chunks."""
 
     @abc.abstractmethod
     def _decoded(self, state: Any, total: Any) -> tuple[Any, Report]:
-        """Returns the decoded sum of client outputs, and the report of the aggregation."""
+        """Returns the decoded sum of client outputs, and the aggregation's report."""
 
 
 class Runtime(Protocol):
-    """Executes algorithms; a context manager that owns the resources that it acquires."""
+    """Executes algorithms; as a context manager it acquires and releases resources."""
 
     def __enter__(self) -> Runtime:
         """Acquires processes and devices."""
@@ -145,21 +144,21 @@ class Runtime(Protocol):
         return self.measurement(model_measurement(model, num_domains), aggregation)
 
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
-        """Prepares other evaluations, such as of several models at once."""
+        """Prepares other evaluations, for example of several models at once."""
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
         """Checks that the runtime supports rounds with this number of clients.
 
-        Cohorts of random size have this number on average, and any size runs. By default the
+        If cohorts have random sizes, this is their mean size, and every size must run. By default a
         runtime supports any number.
         """
         del clients_per_round
 
     def execution(self) -> Mapping[str, Any]:
-        """Returns the execution settings that may change last bits, by flag."""
+        """Returns the execution settings that may change the last bits of results, by flag."""
 
     def take_events(self) -> list[str]:
-        """Returns events since the last call that a user should know, one line each."""
+        """Returns the events since the last call to report to the user, one line each."""
         return []
 
 
@@ -169,7 +168,7 @@ def to_numpy_examples(examples: Examples) -> dict[str, Any]:
 
 
 def _evaluated(output: Any, report: Report) -> RawEvaluation:
-    """Converts a decoded sum and report to the result of an evaluation, in NumPy."""
+    """Returns the result of an evaluation, with NumPy arrays."""
     clipped = report.get("clipped", {})
     return RawEvaluation(
         tf.nest.map_structure(np.asarray, output),

@@ -1,4 +1,4 @@
-"""TFF's executor: its worker process, the runtime that uses it, and a `tff.program` context."""
+"""The TFF runtime, TFF's worker process, and a `tff.program` context that uses the worker."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import grpc
 import numpy as np
 import portpicker
 
-# The public factories of TFF's contexts start their own worker, which outlives Python; these two
-# functions are the other arguments that the factories pass to a context.
+# TFF's public context factories start their own worker, which outlives Python. This module
+# therefore creates contexts itself, with the two functions that these factories pass to a context.
 from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
 
 from tff_agnostic.aggregations.aggregation import Aggregation, require_enough_clients
@@ -53,8 +53,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]
 # Script that becomes the worker. The kernel kills the worker when its parent dies, even by SIGKILL,
-# which no handler in the parent could catch. The check covers a parent that died before the
-# request.
+# which the parent could not handle. getppid detects a parent that died before prctl.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -67,13 +66,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 def _compile(computation: Any) -> Any:
     # TFF's native compiler does not support secure sums. A simulation has no adversary, so replace
-    # them by their insecure bodies.
+    # secure sums by insecure ones.
     with_bodies = tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
     return tff.backends.native.desugar_and_transform_to_native(with_bodies)
 
 
 class TffWorker:
-    """A running `worker_binary` and the connection to it, as a context manager."""
+    """A context manager that runs TFF's `worker_binary` and connects to it."""
 
     def __init__(self) -> None:
         self._log: Any = None
@@ -91,8 +90,8 @@ class TffWorker:
         """Starts the worker and waits until it answers.
 
         Raises:
-            ExecutionError: If it exits or does not answer in time; the message contains its last
-                output.
+            ExecutionError: If the worker exits or does not answer in time; the message contains the
+                worker's last output.
         """
         binary = Path(tff.__file__).parent / "data" / "worker_binary"
         port = portpicker.pick_unused_port()
@@ -133,8 +132,8 @@ class TffWorker:
         return tff.framework.ResourceManagingExecutorFactory(connect)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        # The kernel treats the end of the thread that started the process as the parent's death.
-        # This dedicated thread ends with the worker, or with Python.
+        # The kernel kills the worker when the thread that started it ends. Start it in a dedicated
+        # thread, which lives as long as the worker or Python.
         started: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._release.clear()
 
@@ -145,7 +144,7 @@ class TffWorker:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
-                    # Ctrl-C in a terminal is for the training loop, which still needs its worker.
+                    # Ctrl-C in a terminal is for the training loop, which still needs the worker.
                     start_new_session=True,
                 )
             except BaseException as e:
@@ -174,7 +173,7 @@ class TffWorker:
 
 
 def create_context(worker: TffWorker) -> tff.framework.SyncExecutionContext:
-    """Returns an execution context, for plain and secure sums, that runs in `worker`."""
+    """Returns an execution context that runs in `worker`, for plain and secure sums."""
     return tff.framework.SyncExecutionContext(**_context_arguments(worker))
 
 
@@ -193,7 +192,7 @@ def _context_arguments(worker: TffWorker) -> dict[str, Any]:
 
 
 class TffRuntime(Runtime):
-    """Runs rounds in TFF's worker process, which lives as long as this context manager."""
+    """Runs rounds in TFF's worker process; as a context manager it owns the worker."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -204,7 +203,7 @@ class TffRuntime(Runtime):
         """Starts the worker and makes it TFF's current execution context."""
         drop_tff_context_at_exit()
         self._stack.enter_context(self._worker)
-        # A context keeps connections, so a restarted worker needs a new one.
+        # A context keeps connections, so a restarted worker needs a new context.
         self._context = create_context(self._worker)
         self._stack.enter_context(self.installed())
         return self
@@ -215,8 +214,8 @@ class TffRuntime(Runtime):
     def installed(self) -> AbstractContextManager:
         """Makes the worker TFF's current execution context while entered.
 
-        Prepared computations run only in the runtime's own worker. A call after the runtime's end
-        would otherwise use TFF's default context, and start a worker that is never stopped.
+        Otherwise a call after the runtime has exited would use TFF's default context, and start a
+        worker that never stops.
         """
         return tff.framework.get_context_stack().install(self._context)
 
@@ -233,18 +232,18 @@ class TffRuntime(Runtime):
         return TffEvaluation(self, build_evaluation_parts(measurement, aggregation), aggregation)
 
     def execution(self) -> dict[str, Any]:
-        """Returns an empty mapping, as TFF's worker has no such settings."""
+        """Returns an empty mapping, as no settings of this runtime change results."""
         return {}
 
 
 class TffTraining:
-    """Rounds of a `tff.learning.templates.LearningProcess`; see `runtime.Training`.
+    """Runs the rounds of a `tff.learning.templates.LearningProcess`; see `runtime.Training`.
 
     Attributes:
-        process: The algorithm in TFF.
-        quantities: Description of a round's report.
-        security: Report of the values that reach the server, if the aggregation guarantees
-            security; else None.
+        process: The algorithm as TFF computations.
+        quantities: Descriptions of the values in a round's report.
+        security: Report on the values that reach the server; None if the aggregation does not
+            guarantee security.
     """
 
     def __init__(
@@ -317,11 +316,11 @@ def _on_clients(cohort: Sequence[Examples], aggregation: Aggregation) -> list[An
 
 
 class ProgramContext(tff.program.NativeFederatedContext):
-    """`tff.program.NativeFederatedContext` for clients with structures of arrays as data.
+    """A `tff.program.NativeFederatedContext` for clients whose data are structures of arrays.
 
-    TFF's own context searches its arguments for references by their types, and treats the list of
-    clients as one client's structure: it drops clients beyond the number of columns, and fails for
-    others. This context searches by value, and passes lists of clients unchanged.
+    TFF's own context traverses arguments by type, and treats the list of clients as one client's
+    structure: it drops clients beyond the number of columns, or fails. This context traverses
+    arguments by value, and passes lists of clients unchanged.
 
     Args:
         worker: Worker that runs the computations; it must outlive the context.
@@ -336,7 +335,7 @@ class ProgramContext(tff.program.NativeFederatedContext):
 
 
 class _Call(NamedTuple):
-    """A computation with its argument, in the form of a computation without argument."""
+    """A computation bound to its argument, with the interface of a computation without argument."""
 
     computation: tff.Computation
     argument: Optional[Any]
@@ -347,7 +346,7 @@ class _Call(NamedTuple):
 
 
 class _CallContext:
-    """Invokes the computation of a `_Call` with its argument."""
+    """An execution context that invokes the computation of a `_Call` with its argument."""
 
     def __init__(self, context: tff.framework.AsyncExecutionContext) -> None:
         self._context = context

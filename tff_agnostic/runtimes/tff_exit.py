@@ -1,4 +1,4 @@
-"""Quiet exit of Python for processes that never run computations in TFF's own context."""
+"""Prevents errors from TFF's default context when Python exits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def drop_tff_context_at_exit() -> None:
-    """Makes Python drop TFF's default context at exit, if TFF was imported by then.
+    """Makes Python drop TFF's default context at exit, if the process has imported TFF.
 
     Otherwise the context's destructor can fail, and print errors, while Python unloads modules.
     """
