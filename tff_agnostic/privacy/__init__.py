@@ -1,1 +1,1 @@
-"""Differential privacy of runs: releases, their accounts, and the stated guarantee."""
+"""Differential privacy of runs: mechanisms, accountants, and statements of the guarantee."""

@@ -1,4 +1,4 @@
-"""Epsilon of composed releases, calibration of noise and rounds, and the guarantee for reports."""
+"""Computes epsilon of composed releases, calibrates noise and rounds, states the guarantee."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _MAX_COMPUTED = 100.0
 _MAX_NOISE = 2.0**20
 # Relative tolerance of a calibrated noise multiplier.
 _TOLERANCE = 1e-6
-# Factor by which the grid of losses is coarser in the first part of a search, which is as much
-# faster. It adds less than .02 to epsilon, and nearly the same for neighbouring noise multipliers.
+# In the first part of a search, the grid of privacy losses is coarser by this factor, to save time.
+# This adds less than 0.02 to epsilon, and nearly the same for similar noise multipliers.
 _COARSER = 30.0
-# A few integer orders, with which a bound takes a twentieth of the time.
+# Integer orders for a rough bound, which takes a twentieth of the time.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
-# More rounds than any run has; privacy losses of many more would take hours.
+# No run has as many rounds. For many more, privacy losses would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
 _EVALUATIONS = "evaluations: their numbers are exact, and the evaluated clients are not protected"
-# Limits of every account.
+# Disclosures that no account covers.
 _NEVER_COVERED = (
     "tuning: other runs on the same clients, and the choice of settings by their results",
     "the choice of the algorithm by results on the same clients",
     "the length of a round, and whether a client was online",
     "errors that end a command: they name clients and their values",
 )
-# Limits of an account of training.
+# Disclosures that an account of training does not cover.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
 # Above this value epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
-# Maximum fraction of delta for the probability of noise beyond its generator's tail.
+# Maximum probability of noise beyond its generator's tail, as a fraction of delta.
 _TAIL_SHARE = 0.01
 
 
@@ -58,14 +58,14 @@ class PrivacyAccountant:
     """Computes epsilon for given numbers of releases of each mechanism, with a cache.
 
     A computation takes milliseconds with `rdp` and about a tenth of a second with `pld`, for any
-    number of releases. The accountant has no state of a run: a resumed run passes the numbers that
-    it has reached.
+    number of releases. The accountant keeps no count of a run's releases; callers pass the numbers.
 
     Args:
-        mechanisms: The releases about one client population, such as training, and evaluation on
-            the same clients. All of them are composed.
+        mechanisms: The mechanisms to compose, all about one client population, such as training and
+            evaluation on the same clients.
         delta: The delta of (epsilon, delta).
-        name: A name in `ACCOUNTANTS`; None for the first mechanism's default that applies to all.
+        name: A name in `ACCOUNTANTS`. None for the first of the first mechanism's accountants that
+            applies to all mechanisms.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ def accountant_name(mechanisms: Sequence[Mechanism], requested: Optional[str] = 
     """Returns the name of the accountant for composed mechanisms.
 
     Args:
-        mechanisms: At least one.
-        wanted: Name of the accountant to use, which must apply; None for the default.
+        mechanisms: One or more mechanisms. requested: Name of the accountant to use, which must
+        apply; None for the default.
     """
     first, *others = mechanisms
     different = next((m.adjacency for m in others if m.adjacency != first.adjacency), None)
@@ -127,7 +127,7 @@ def _rdp_epsilon(
     total = np.sum([mechanism.rdp(count, orders) for mechanism, count in pairs], axis=0)
     if np.any(np.isnan(total)):
         raise ValueError(f"a Renyi divergence is not a number: {[m for m, _ in pairs]}")
-    # With very much noise, rounding may produce slightly negative divergences.
+    # With a lot of noise, rounding may produce slightly negative divergences.
     total = np.maximum(total, 0.0)
     epsilon, _ = dp_accounting.rdp.compute_epsilon(orders, total, delta)
     return float(epsilon)
@@ -143,11 +143,11 @@ def _pld_epsilon(
     if _rough_rdp_epsilon(pairs, delta) > _MAX_COMPUTED:
         quickly = _rdp_epsilon(pairs, delta)
         if quickly > _MAX_COMPUTED:
-            # Return the bound: privacy losses would take minutes and gigabytes for an equally
-            # useless epsilon.
+            # Return the rough bound: privacy losses would take minutes and gigabytes, for an
+            # equally useless epsilon.
             return quickly
     (mechanism, count), *others = pairs
-    # Use the first mechanism's grid for all, as its composition has the most rounds.
+    # Use the first mechanism's grid for all, as it has the most releases.
     interval = coarser * mechanism.interval(count)
     loss = mechanism.privacy_loss(count, interval)
     for mechanism, count in others:
@@ -159,28 +159,27 @@ def _rough_pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
     return _pld_epsilon(pairs, delta, _COARSER)
 
 
-# PLD: numerical composition of privacy losses, the tighter account; RDP: Renyi divergences.
+# PLD composes privacy losses numerically, and is tighter; RDP uses Renyi divergences.
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
-# Valid but larger epsilons in a tenth of the time, for searches that end with the accountant
-# itself.
+# Upper bounds of epsilon in a tenth of the time. Searches start with them, and end with the
+# accountant itself.
 _ROUGH = {PLD: _rough_pld_epsilon, RDP: _rough_rdp_epsilon}
 
-# Function from a noise multiplier to all releases.
+# Maps a noise multiplier to the mechanisms to compose.
 Mechanisms = Callable[[float], Sequence[Mechanism]]
 
 
 def default_delta(clients: int) -> float:
-    """Returns one over ten times the number of clients."""
+    """Returns 1 / (10 clients)."""
     return 1 / (10 * clients)
 
 
 def check_delta(delta: float, clients: int) -> None:
-    """Raises a `UserError` unless delta is above 0 and below one over the number of clients.
+    """Raises OptionError unless 0 < delta < 1 / clients.
 
-    With a delta of one over the number of clients, publishing all data of one random client would
-    be private.
+    With delta = 1 / clients, publishing all data of one random client would count as private.
     """
     if not 0 < delta < 1 / clients:
         expected = f"more than 0 and less than {1 / clients:.3g}, one over the number of clients"
@@ -188,10 +187,10 @@ def check_delta(delta: float, clients: int) -> None:
 
 
 def check_tail(tail: float, delta: float) -> None:
-    """Raises a `UserError` if noise lies beyond its generator's tail with too high a probability.
+    """Raises OptionError if the probability of noise beyond its generator's tail is too high.
 
     Args:
-        tail: Bound of the probability over the complete run.
+        tail: Bound on this probability over the entire run.
         delta: The delta of (epsilon, delta).
     """
     if tail > _TAIL_SHARE * delta:
@@ -204,7 +203,7 @@ def check_tail(tail: float, delta: float) -> None:
 
 
 def check_rounds(rounds: int) -> None:
-    """Raises a `UserError` if an account does not support this many rounds."""
+    """Raises OptionError if accounts do not support this many rounds."""
     if rounds > MAX_ROUNDS:
         raise OptionError("rounds", f"at most {MAX_ROUNDS} with differential privacy", rounds)
 
@@ -218,11 +217,11 @@ def noise_for_epsilon(
 ) -> float:
     """Returns the minimum noise multiplier, up to 1e-6, for which epsilon meets the target.
 
-    A rough account locates it. From there the secant method uses the accountant itself, in
-    logarithms, in which epsilon is nearly linear.
+    A rough bound of epsilon gives the starting point. From there the secant method uses the
+    accountant itself, on log(epsilon), which is nearly linear in the log of the noise multiplier.
 
     Args:
-        mechanisms: Called with a noise multiplier; returns the releases.
+        mechanisms: Maps a noise multiplier to the mechanisms to compose.
         counts: Number of releases of each mechanism.
         accountant: See `PrivacyAccountant`.
     """
@@ -237,7 +236,7 @@ def noise_for_epsilon(
         pairs = [(m, n) for m, n in zip(mechanisms(noise_multiplier), counts) if n]
         return max(0.0, _ROUGH[name](pairs, delta))
 
-    # For very small epsilons the rough account may find no noise multiplier.
+    # For a very small target, the rough bound may be too large at any noise multiplier.
     cheap = next((e for e in (rough, epsilon) if e(_MAX_NOISE) <= target_epsilon), None)
     if cheap is None:
         smallest = f"{epsilon(_MAX_NOISE):.6g} is left with a noise multiplier of {_MAX_NOISE:g}"
@@ -257,12 +256,12 @@ def _calibrated(
     high: float,
     target_epsilon: float,
 ) -> float:
-    """Returns the minimum sufficient noise multiplier, at least `MIN_NOISE`.
+    """Returns the minimum noise multiplier that meets the target, at least `MIN_NOISE`.
 
     Args:
-        epsilon: Function that must be at most the target.
-        rough: Upper bound of epsilon, which locates the start of the search.
-        high: Noise for which both are at most the target; half of it is insufficient for `rough`.
+        epsilon: Maps a noise multiplier to epsilon. rough: Maps a noise multiplier to an upper
+        bound of epsilon, with which the search starts. high: Noise multiplier at which both
+        functions meet the target; `rough` does not meet it at half of `high`.
     """
     low = MIN_NOISE
     if high <= low:
@@ -317,7 +316,7 @@ def rounds_for_budget(
 
 
 def _first_power(is_enough: Callable[[float], bool]) -> float:
-    """Returns the smallest sufficient power of 2, at least `MIN_NOISE`; `_MAX_NOISE` suffices."""
+    """Returns the smallest power of 2, at least `MIN_NOISE`, for which `is_enough` is true."""
     noise = 1.0
     while noise > MIN_NOISE and is_enough(noise / 2):
         noise /= 2
@@ -331,7 +330,7 @@ def guarantee(epsilon: float, delta: float, scope: str) -> str:
 
     Args:
         epsilon: Epsilon; infinite without noise.
-        count_noun: Text after "differential privacy", such as "of each client after 3 rounds".
+        scope: Text after "differential privacy", such as "of each client after 3 rounds".
     """
     if not math.isfinite(epsilon):
         return f"no differential privacy {scope}: without noise epsilon is infinite"
@@ -345,12 +344,12 @@ def guarantee(epsilon: float, delta: float, scope: str) -> str:
 def noise_warning(
     noise_multiplier: float, clients_per_round: int, rounds: int, is_tree: bool = False
 ) -> Optional[str]:
-    """Returns a sentence, without full stop, if noise exceeds the clients' signal; else None.
+    """Returns a warning, without full stop, if noise exceeds the clients' signal; else None.
 
     Args:
         noise_multiplier: z of a round's release.
-        rounds: Number of rounds T: the signal grows with T, and noise with the root of T.
-        is_tree: Whether the noise is on sums over the rounds, and does not grow.
+        rounds: Number T of rounds; the signal grows with T, the noise with sqrt(T).
+        is_tree: Whether the noise is on a tree of sums over rounds; it then does not grow with T.
     """
     if noise_multiplier <= clients_per_round * (rounds if is_tree else math.sqrt(rounds)):
         return None
@@ -370,18 +369,18 @@ class PrivacyStatement:
         delta: The delta of (epsilon, delta).
         rounds: Number of rounds, or other releases, that the guarantee covers.
         noise_multiplier: z of a round's complete release.
-        split: Noise multiplier of each group of the release.
+        split: Noise multiplier of each group of values in the release.
         adjacency: How neighbouring client populations differ.
         sampling: The assumption about cohorts, a sentence without full stop.
         accountant: Name of the accountant.
         library: Version of dp-accounting that computed epsilon.
-        unit: The unit of privacy, by whose data neighbouring populations differ.
-        not_covered: Limits of the guarantee.
-        remarks: Further notes for the reader, such as a given noise seed.
+        unit: Unit of privacy: neighbouring populations differ in one unit's data.
+        not_covered: Disclosures that the guarantee does not cover.
+        remarks: Additional notes, such as that the noise seed is known.
         count_noun: Noun for the releases that `rounds` counts.
-        noise_generator: Title of the noise generator; None without a run.
-        noise_tail: Bound of the probability that any noise lies beyond its generator's tail; None
-            without a run.
+        noise_generator: Title of the noise generator; None if the statement is not about a run.
+        noise_tail: Bound on the probability that any noise lies beyond its generator's tail; None
+            if the statement is not about a run.
     """
 
     epsilon: float
@@ -422,7 +421,7 @@ class PrivacyStatement:
         return guarantee(self.epsilon, self.delta, scope)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the rows of a table: labels and values."""
+        """Returns the statement as rows of a table, (label, value)."""
         split = ", ".join(f"{name} {z:.4g}" for name, z in self.split.items())
         return [
             ("guarantee", self.text),
@@ -448,11 +447,11 @@ def statement(
     noise_generator: Optional[str] = None,
     noise_tail: Optional[float] = None,
 ) -> PrivacyStatement:
-    """Returns the statement after a number of releases.
+    """Returns the privacy statement after given numbers of releases.
 
     Args:
-        counts: Number of releases of each mechanism; the statement describes the first one.
-        split: Noise multiplier of each group of a release.
+        counts: Number of releases of each mechanism; the statement gives the first mechanism's
+        noise and number of releases. split: Noise multiplier of each group of values in a release.
         remarks: See `PrivacyStatement`.
         evaluations_are_private: Whether evaluations have their own statement.
         count_noun: See `PrivacyStatement`.

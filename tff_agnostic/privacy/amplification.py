@@ -1,10 +1,10 @@
 """Amplification by sampling: Renyi divergences of any release about a randomly drawn cohort.
 
-dp-accounting supports this only for Gaussian noise. The bounds are for integer orders. A divergence
-does not decrease with the order, so at any other order it is at most the divergence at the next
-integer. It never exceeds the divergence without sampling, which is the second bound.
+dp-accounting supports amplification only for Gaussian noise. The bounds here hold at integer
+orders. As a divergence does not decrease with the order, a non-integer order uses the bound at the
+next integer. The divergence without sampling is a second bound, and the smaller bound counts.
 
-For Gaussian noise with Poisson cohorts the divergence itself is computed at non-integer orders,
+For Gaussian noise with Poisson cohorts, the exact divergence is computed at non-integer orders,
 where versions of dp-accounting differ.
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Function from orders to divergences.
+# Maps orders to Renyi divergences.
 Divergence = Callable[[np.ndarray], np.ndarray]
-# Above this order the sums are slow; the divergence without sampling is the bound.
+# Above this order the sums are slow, so the bound is the divergence without sampling.
 _MAX_SAMPLED_ORDER = 256
-# Number of standard deviations beyond which an integrand is negligible, and minimum number of steps
-# per standard deviation.
+# For numerical integration: number of standard deviations beyond which the integrand is negligible,
+# and minimum number of steps per standard deviation.
 _FAR, _STEPS = 12.0, 4
 
 
@@ -28,16 +28,16 @@ def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> 
     """Returns the divergences with Poisson cohorts (Zhu and Wang 2019, Theorem 5).
 
     Args:
-        divergence: Divergences of the release, between a cohort with a client and one without, in
-            both directions. No other released value, such as the cohort size, may distinguish the
-            two.
+        divergence: Maps orders to the release's divergences between a cohort with a client and the
+            cohort without this client, in both directions. No other released value, such as the
+            cohort size, may distinguish the two cohorts.
         rate: Sampling rate q, above 0.
         orders: Orders above 1, ascending.
     """
 
     def at(order: int, terms: np.ndarray) -> float:
         j = np.arange(2, order + 1)
-        # A factor of 3 from the third term on, whether or not the client's participation is known.
+        # The theorem has a factor of 3 from j = 3 on.
         factors = np.where(j == 2, 0.0, math.log(3))
         binomials = _log_binomials(order, j)
         shares = (order - j) * math.log1p(-rate) + j * math.log(rate)
@@ -52,14 +52,14 @@ def poisson_sampled_gaussian(
 ) -> np.ndarray:
     """Returns the divergences of Gaussian noise with Poisson cohorts.
 
-    They are log(A) / (a - 1), A = E[((1 - q) + q exp(u / z - 1 / (2 z^2)))^a] for a standard normal
-    u (Mironov, Talwar, Zhang 2019, section 3.3). The integrand is analytic for |Im u| < pi z, so
-    that sums with a step of min(1, z) / 4 are exact up to rounding.
+    They are log(A) / (a - 1), where A = E[((1 - q) + q exp(u / z - 1 / (2 z^2)))^a] for a standard
+    normal u (Mironov, Talwar, Zhang 2019, section 3.3). The integrand is analytic for |Im u| < pi
+    z, so sums with a step of min(1, z) / 4 are exact up to rounding.
 
     Args:
         noise_multiplier: z, above 0.
         rate: Sampling rate q, above 0 and below 1.
-        orders: Orders a above 1; small ones, as the cost grows with the largest order.
+        orders: Orders a above 1; the cost grows with the largest order.
     """
     step = min(1.0, noise_multiplier) / _STEPS
     u = np.arange(-_FAR, np.max(orders) / noise_multiplier + _FAR, step)
@@ -74,11 +74,12 @@ def sampled_without_replacement(
 ) -> np.ndarray:
     """Returns the divergences with cohorts of a fixed size (Wang, Balle, Kasiviswanathan 2019).
 
-    Theorem 9 of the paper, for releases with an unbounded divergence of infinite order.
+    This is Theorem 9 of the paper, for releases whose divergence of infinite order is unbounded.
 
     Args:
-        divergence: Divergences of the release, between cohorts in which one client is replaced.
-        rate: Fraction of drawn clients, above 0.
+        divergence: Maps orders to the release's divergences between cohorts in which one client is
+            replaced.
+        rate: Fraction of clients that a round draws, above 0.
         orders: Orders above 1, ascending.
     """
 
@@ -117,7 +118,7 @@ def _log_binomials(order: int, j: np.ndarray) -> np.ndarray:
 
 
 def log_sum(logs: np.ndarray) -> float:
-    """Returns the logarithm of a sum from the logarithms of its terms."""
+    """Returns log(sum(exp(logs))), without overflow."""
     largest = float(np.max(logs))
     return largest + math.log(float(np.sum(np.exp(logs - largest))))
 

@@ -1,13 +1,14 @@
-"""Integer noise that clients add before a secure sum: Renyi divergences, and the mechanism.
+"""Integer noise that clients add before a secure sum: its mechanism and Renyi divergences.
 
 All quantities are in steps of the integer grid. With the l2 and l1 sensitivities D2 and D1, and
 noise of variance mu in the complete sum, the divergence at order a is at most
 
 - Skellam (Agarwal, Kairouz, Liu 2021, Theorem 3.5):
   a D2^2 / (2 mu) + min( ((2a - 1) D2^2 + 6 D1) / (4 mu^2), 3 D1 / (2 mu) );
-- discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with everything divided
-  by sqrt(mu), and tau below, the least of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and
-  (a/2)(D2 + sqrt(d) tau)^2. A sum of discrete Gaussians is not one; tau bounds the difference.
+- discrete Gaussian of n clients (Kairouz, Liu, Steinke 2021, Theorem 1): with D1 and D2 divided by
+  sqrt(mu), the minimum of a D2^2/2 + tau d, (a/2)(D2^2 + 2 D1 tau + tau^2 d) and (a/2)(D2 + sqrt(d)
+  tau)^2. A sum of discrete Gaussians is not a discrete Gaussian; tau, in `discrete_gaussian`,
+  bounds the difference.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.privacy.mechanisms import Mechanism, effective_noise_multiplier
 from tff_agnostic.privacy.sampling import RDP, IntegerSampling
 
-# Maximum probability that a client's rounded vector is too long.
+# Maximum probability that rounding makes a client's vector too long.
 ROUNDING_BETA = math.exp(-8)
-# Maximum number of computed terms in a sum over clients; the last of them bounds the others.
+# Maximum number of terms of tau to compute; the last computed term bounds the others.
 _MAX_TERMS = 2**20
 
 
 class Sensitivity(NamedTuple):
-    """Sensitivity of an integer vector: maximum l2 and l1 distance of neighbours."""
+    """Sensitivity of an integer vector: maximum l2 and l1 distances between neighbours."""
 
     l2: float
     l1: float
@@ -41,7 +42,7 @@ class Sensitivity(NamedTuple):
 
 
 class IntegerNoise(Protocol):
-    """Renyi divergence of an integer mechanism, at orders above 1."""
+    """Computes Renyi divergences of integer noise, at orders above 1."""
 
     def __call__(
         self,
@@ -63,11 +64,11 @@ class IntegerNoise(Protocol):
 def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity:
     """Returns the sensitivity of a clipped vector after stochastic rounding.
 
-    A longer rounded vector is not sent (Kairouz, Liu, Steinke 2021, Proposition 22); the l1 norm of
-    integers is at most their squared l2 norm.
+    Clients do not send rounded vectors that are longer (Kairouz, Liu, Steinke 2021, Proposition
+    22). The l1 norm of an integer vector is at most its squared l2 norm.
 
     Args:
-        clip: c, the norm before the rounding, in steps.
+        clip: c, the clip norm before rounding, in steps.
         dimension: d, number of values of the vector.
         beta: Maximum probability that a rounded vector is too long, above 0.
     """
@@ -84,7 +85,7 @@ def skellam(
     dimension: int,
     orders: np.ndarray,
 ) -> np.ndarray:
-    """Returns the divergences of Skellam noise; a sum of Skellam noise is Skellam noise."""
+    """Returns the divergences of Skellam noise; the sum of the clients' noise is Skellam noise."""
     del dimension
     mu = num_clients * float(local_variance)
     l2, l1 = sensitivity
@@ -102,7 +103,7 @@ def discrete_gaussian(
     """Returns the divergences of a sum of discrete Gaussians."""
     mu = num_clients * float(local_variance)
     k = np.arange(1, min(num_clients, _MAX_TERMS + 1))
-    # 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)), with decreasing terms.
+    # tau = 10 sum_{k < n} exp(-2 pi^2 sigma^2 k / (k + 1)); the terms decrease.
     terms = np.exp(-2 * math.pi**2 * float(local_variance) * k / (k + 1))
     rest = (num_clients - 1 - len(k)) * float(terms[-1]) if num_clients - 1 > len(k) else 0.0
     tau = 10 * (float(np.sum(terms)) + rest)
@@ -127,10 +128,10 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: z_g: standard deviation of all clients' noise as a multiple of `clip`, if
-            the expected number of clients reports.
+        noise_multiplier: z_g: standard deviation of the clients' total noise as a multiple of
+            `clip`, if the expected number of clients reports.
         clip: c_g, the clip norm in steps of the integer grid, before rounding.
-        dimension: d_g, number of values of the group, including the padding of a rotation.
+        dimension: d_g, number of values in the group, including padding for the rotation.
     """
 
     noise_multiplier: float
@@ -143,16 +144,16 @@ class DistributedNoise(Mechanism):
     """Integer noise that clients add before a secure sum.
 
     Each client's noise has the variance (z_g c_g)^2 / `noise_clients`. With fewer clients the total
-    noise is smaller: epsilon holds for `min_clients` clients, and a round with fewer must be
-    refused.
+    noise is smaller. Epsilon assumes at least `min_clients` clients, so the server must reject
+    rounds with fewer.
 
     Attributes:
-        groups: The groups of a release.
+        groups: The groups of values in a release.
         noise: A name in `INTEGER_NOISES`.
-        sampling: Sampling of cohorts, including its public facts.
-        noise_clients: Number of clients whose total noise has the multiplier.
+        sampling: Sampling scheme of the cohorts, including what is public about it. noise_clients:
+        Number of clients whose total noise has the groups' noise multipliers.
         min_clients: Minimum number of clients with noise.
-        beta: Maximum probability that a rounded vector is too long; see `rounded_sensitivity`.
+        beta: Maximum probability that rounding makes a vector too long; see `rounded_sensitivity`.
     """
 
     groups: tuple[IntegerGroup, ...]
@@ -166,12 +167,12 @@ class DistributedNoise(Mechanism):
 
     @property
     def noise_multiplier(self) -> float:
-        """Returns z of the release with all clients' noise, before rounding."""
+        """Returns z of the complete release with all clients' noise, before rounding."""
         return effective_noise_multiplier(group.noise_multiplier for group in self.groups)
 
     @property
     def adjacency(self) -> str:
-        """Returns the sampling's adjacency: both neighbours' sums have all clients' noise."""
+        """Returns the sampling's adjacency; neighbouring sums have the same amount of noise."""
         return self.sampling.adjacency
 
     @property

@@ -1,10 +1,10 @@
-"""Mechanisms for accountants: the interface, and Gaussian noise of the server.
+"""Privacy mechanisms: the interface for accountants, and Gaussian noise from the server.
 
-A mechanism describes the releases of a run about one population of clients, round by round.
-`CentralNoise` is noise on sums over sampled cohorts, `TreeNoise` on a tree of sums; `distributed`
-defines the noise that clients add.
+A mechanism describes a run's releases about one client population. `CentralNoise` adds noise to
+sums over sampled cohorts, and `TreeNoise` to a tree of sums; `distributed` defines noise that
+clients add.
 
-A release is divided into groups of values, each clipped and noised on its own. A group g with
+A release is divided into groups of values, which are clipped and noised separately. A group g with
 sensitivity c_g gets Gaussian noise of standard deviation z_g c_g. All groups of a round together
 are one Gaussian mechanism with the noise multiplier z_eff = (sum_g z_g^-2)^(-1/2) (McMahan and
 Andrew 2018, section 3). With z_g = z / sqrt(w_g), and shares w_g that sum to 1, the complete
@@ -26,11 +26,10 @@ from tff_agnostic.privacy.amplification import poisson_sampled_gaussian
 from tff_agnostic.privacy.sampling import PLD, RDP, CohortSampling, PoissonCohorts
 from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
-# Width of the grid of losses. Losses are rounded up, so that epsilon is never too small. For the
-# settings of tests/privacy its relative error was at most 4e-4. A smaller width takes seconds per
-# round.
+# Width of the grid to which privacy losses are rounded up, so that epsilon is never too small. In
+# tests/privacy, epsilon's relative error is at most 4e-4. Smaller widths take seconds per round.
 _INTERVAL, _COARSE_INTERVAL = 3e-4, 1e-3
-# Below this noise multiplier losses are so large that the coarse width suffices.
+# Below this noise multiplier, privacy losses are so large that the coarse width suffices.
 _COARSE_BELOW = 0.7
 # Minimum noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
 MIN_NOISE = 2.0**-6
@@ -56,19 +55,19 @@ class Mechanism(Protocol):
 
     @property
     def sensitivity(self) -> float:
-        """Maximum difference, in clip norms, of the sums over neighbouring populations."""
+        """Maximum change of a sum between neighbouring populations, in clip norms."""
 
     @property
     def assumption(self) -> str:
-        """The assumption, a sentence without full stop."""
+        """The participation of clients that epsilon assumes, a sentence without full stop."""
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the Renyi divergence of `rounds` releases at each order."""
 
     def interval(self, rounds: int) -> float:
-        """Returns the grid width to which privacy losses of `rounds` releases are rounded up.
+        """Returns the width of the grid to which privacy losses are rounded up.
 
-        Only called, like `privacy_loss`, for mechanisms with `PLD` among their accountants.
+        Like `privacy_loss`, it is called only for mechanisms whose accountants include `PLD`.
         """
         raise TypeError(f"expected a mechanism with {PLD}, found {self}")
 
@@ -87,7 +86,7 @@ class CentralNoise:
 
     Attributes:
         noise_multiplier: z of the complete release: `effective_noise_multiplier` of its groups.
-        sampling: Sampling of cohorts.
+        sampling: Sampling scheme of the cohorts.
     """
 
     noise_multiplier: float
@@ -120,7 +119,7 @@ class CentralNoise:
         )
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
-        """Returns the divergences that dp-accounting computes for the event."""
+        """See `Mechanism.rdp`."""
         return rounds * _gaussian_rdp(self, orders)
 
     def interval(self, rounds: int) -> float:
@@ -131,7 +130,7 @@ class CentralNoise:
         )
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the loss for Poisson cohorts, or for all clients: only these support `PLD`."""
+        """See `Mechanism.privacy_loss`; cohorts are Poisson, or all clients participate."""
         if self.sampling.rate == 1:
             return _gaussian_loss(self._single_multiplier(rounds), interval)
         z = float(self.noise_multiplier)
@@ -146,15 +145,16 @@ class CentralNoise:
 class TreeNoise:
     """Gaussian noise on the nodes of a tree over the rounds (DP-FTRL), without sampling.
 
-    rho of zero-concentrated privacy is `squared_sensitivity` / (2 z^2). Renyi divergences are rho
-    times the order: this is the published account of DP-FTRL, and the default. For a fixed pattern
-    of participations, nodes are Gaussian releases with fixed sensitivities. Their composition is
-    one Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so `PLD` also applies.
+    rho of zero-concentrated differential privacy is `squared_sensitivity` / (2 z^2). The Renyi
+    divergence is rho times the order, which is the published account of DP-FTRL and the default.
+    For a fixed pattern of participations, nodes are Gaussian releases with fixed sensitivities.
+    Their composition is one Gaussian release (Dong, Roth, Su 2019, Corollary 3.3), so `PLD` also
+    applies.
 
     Attributes:
         noise_multiplier: z of the complete release: `effective_noise_multiplier` of its groups,
             which must all be summed in such trees.
-        participations: Limits of a client's participation.
+        participations: Limits on a client's participation.
     """
 
     noise_multiplier: float
@@ -166,11 +166,11 @@ class TreeNoise:
 
     @property
     def assumption(self) -> str:
-        """Returns the limits of a client's participation."""
+        """Returns the limits on a client's participation."""
         return self.participations.assumption
 
     def rho(self, rounds: int) -> float:
-        """Returns rho of zero-concentrated privacy."""
+        """Returns rho of zero-concentrated differential privacy."""
         if self.noise_multiplier == 0:
             return math.inf
         square = squared_sensitivity(self.participations, rounds)
@@ -185,7 +185,7 @@ class TreeNoise:
         return _interval(self._single_multiplier(rounds))
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the loss of the equivalent Gaussian release."""
+        """Returns the privacy loss of the equivalent Gaussian release."""
         return _gaussian_loss(self._single_multiplier(rounds), interval)
 
     def _single_multiplier(self, rounds: int) -> float:
@@ -206,13 +206,13 @@ def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndar
     return divergences
 
 
-# One round's loss takes longest to compute; losses of more rounds are composed from it.
+# Cached, as one round's privacy loss takes longest to compute; more rounds are composed from it.
 @functools.lru_cache(maxsize=8)
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
     """Returns the result of dp-accounting's `from_gaussian_mechanism` in a sixth of the time.
 
-    The library inverts the privacy loss at one grid point after the other, for tens of thousands of
-    points. Here this is one expression on arrays; the library does everything else.
+    The library inverts the privacy loss separately at each of tens of thousands of grid points.
+    Here one array expression does this; the library does everything else.
     """
     pld = dp_accounting.pld
     kinds = pld.privacy_loss_mechanism.AdjacencyType
@@ -237,8 +237,8 @@ def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> Priv
 def _sampled_deltas(loss: Any, epsilons: np.ndarray, removed: bool) -> np.ndarray:
     """Returns delta of one round at each epsilon: P(x <= c) - e^epsilon Q(x <= c).
 
-    The release is x, P and Q are its distributions with and without the client (or the other way
-    round), and c is the point of privacy loss epsilon (Balle and Wang 2018, theorem 5).
+    x is the release, P and Q are its distributions with and without the client (or vice versa), and
+    c is the point whose privacy loss is epsilon (Balle and Wang 2018, theorem 5).
 
     Args:
         loss: dp-accounting's `GaussianPrivacyLoss` with a sampling rate q below 1.
@@ -247,10 +247,10 @@ def _sampled_deltas(loss: Any, epsilons: np.ndarray, removed: bool) -> np.ndarra
     """
     q, variance = loss.sampling_prob, loss.standard_deviation**2
     sign = 1.0 if removed else -1.0
-    # If Q excludes the client, no loss is below log(1 - q), and otherwise none above -log(1 - q).
+    # Privacy losses are above log(1 - q) if Q excludes the client, and else below -log(1 - q).
     deltas = np.maximum(-np.expm1(epsilons), 0.0)
     inside = sign * epsilons > math.log1p(-q)
-    # Loss of the release without sampling: log(1 + (e^epsilon - 1) / q).
+    # Privacy loss of the release without sampling: log(1 + (e^epsilon - 1) / q).
     scaled = sign * epsilons[inside] - math.log(q)
     unsampled = sign * (scaled + np.log1p(-np.exp(math.log1p(-q) - math.log(q) - scaled)))
     cutoffs = -variance * unsampled - sign / 2

@@ -26,7 +26,7 @@ ZERO_OUT = "exchange one client's values for zeros"
 
 
 class CohortSampling(Protocol):
-    """Sampling of cohorts, for accountants."""
+    """A cohort sampling scheme, as accountants see it."""
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
@@ -38,22 +38,22 @@ class CohortSampling(Protocol):
 
     @property
     def assumption(self) -> str:
-        """The sampling that epsilon assumes, as a sentence without full stop."""
+        """The sampling that epsilon assumes, a sentence without full stop."""
 
     @property
     def rate(self) -> float:
-        """Maximum probability that a client is in a round's cohort."""
+        """Maximum probability over clients of being in a round's cohort."""
 
     @property
     def sensitivity(self) -> float:
-        """Maximum difference of neighbours in a sum, in clip norms."""
+        """Maximum change of a sum between neighbouring populations, in clip norms."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
         """Names of the accountants that apply, the default first."""
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release.
+        """Returns one round's release, as an event of dp-accounting.
 
         Args:
             noise_multiplier: Standard deviation of the noise per clip norm.
@@ -61,7 +61,7 @@ class CohortSampling(Protocol):
 
 
 class IntegerSampling(Protocol):
-    """Sampling of cohorts with client noise; the number of reporting clients is public."""
+    """A sampling scheme for clients that add noise; the number of reporting clients is public."""
 
     @property
     def adjacency(self) -> str:
@@ -69,32 +69,32 @@ class IntegerSampling(Protocol):
 
     @property
     def assumption(self) -> str:
-        """The assumption of an epsilon, a sentence without full stop."""
+        """The sampling that epsilon assumes, a sentence without full stop."""
 
     @property
     def sensitivity(self) -> float:
-        """Maximum difference of neighbours in a sum, in clip norms."""
+        """Maximum change of a sum between neighbouring populations, in clip norms."""
 
     def participations(self, rounds: int) -> int:
         """Returns the maximum number of rounds, of `rounds`, in which a client reports."""
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a round about a drawn cohort.
+        """Returns a round's Renyi divergences at each order, amplified by the sampling.
 
         Args:
-            divergence: Divergences of the release, between cohorts that differ in one client, by
-                `sensitivity` clip norms.
+            divergence: Maps orders to the release's divergences between cohorts that differ in one
+                client, by `sensitivity` clip norms.
             orders: Orders above 1, ascending.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class PoissonCohorts:
-    """Each client participates independently with probability q; only here `PLD` applies.
+    """Each client participates in each round independently, with probability q.
 
     Attributes:
-        clients: N, number of clients of the fleet.
-        expected_clients: qN, above 0 and at most N.
+        clients: N, number of clients in the population.
+        expected_clients: Expected cohort size q N, above 0 and at most N.
     """
 
     clients: int
@@ -102,7 +102,7 @@ class PoissonCohorts:
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """The neighbouring relation of fleets."""
+        """See `CohortSampling.relation`."""
         return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
     adjacency = ADD_OR_REMOVE
@@ -114,19 +114,19 @@ class PoissonCohorts:
 
     @property
     def rate(self) -> float:
-        """Returns q."""
+        """Returns the sampling rate q."""
         return float(self.expected_clients) / float(self.clients)
 
     @property
     def assumption(self) -> str:
-        """Returns the assumption."""
+        """See `CohortSampling.assumption`."""
         return (
             f"each round each of {self.clients} clients takes part by itself with probability "
             f"{self.rate:.6g}, and who took part stays secret"
         )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release."""
+        """See `CohortSampling.event`."""
         gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier))
         if self.rate == 1:
             return gaussian
@@ -134,18 +134,18 @@ class PoissonCohorts:
 
 
 class _WithoutReplacement:
-    """Base of cohorts of a fixed size, drawn without replacement.
+    """Base class of schemes that draw a fixed number of clients without replacement.
 
-    Neighbours differ by one replaced client, so a sum may change by two clip norms: the event's
-    multiplier is half of the noise's (dp-accounting computes Theorem 27 of Wang, Balle,
-    Kasiviswanathan 2019, in which noise is relative to a release's own sensitivity).
+    Neighbours differ by one replaced client, so a sum may change by two clip norms. The event's
+    multiplier is half the noise multiplier, because dp-accounting computes Theorem 27 of Wang,
+    Balle, Kasiviswanathan 2019, in which noise is relative to the release's sensitivity.
     """
 
     clients_per_round: int
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """The neighbouring relation of fleets."""
+        """See `CohortSampling.relation`."""
         return dp_accounting.NeighboringRelation.REPLACE_ONE
 
     accountants = (RDP,)
@@ -153,7 +153,7 @@ class _WithoutReplacement:
 
     @property
     def _densest(self) -> tuple[int, int]:
-        """Numbers of drawn and of all clients, where a client's probability is largest."""
+        """Numbers of drawn and of all clients, in the stratum with the largest sampling rate."""
         raise NotImplementedError
 
     @property
@@ -169,21 +169,21 @@ class _WithoutReplacement:
         return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
 
     def participations(self, rounds: int) -> int:
-        """Returns all rounds, as each draws from all clients."""
+        """Returns `rounds`, as every round draws from all clients."""
         return rounds
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a draw without replacement."""
+        """Returns the divergences, amplified by a draw without replacement."""
         return sampled_without_replacement(divergence, self.rate, orders)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeCohorts(_WithoutReplacement):
-    """A round draws exactly `clients_per_round` clients.
+    """Each round draws exactly `clients_per_round` clients.
 
     Attributes:
-        clients: N, number of clients of the fleet.
-        clients_per_round: Number of clients of each cohort, from 1 to N.
+        clients: N, number of clients in the population.
+        clients_per_round: Number of clients in each cohort, from 1 to N.
     """
 
     clients: int
@@ -200,7 +200,7 @@ class FixedSizeCohorts(_WithoutReplacement):
 
     @property
     def assumption(self) -> str:
-        """Returns the assumption."""
+        """See `CohortSampling.assumption`."""
         return (
             f"each round draws {self.clients_per_round} of {self.clients} clients uniformly "
             "without replacement, and who took part stays secret"
@@ -209,14 +209,14 @@ class FixedSizeCohorts(_WithoutReplacement):
 
 @dataclasses.dataclass(frozen=True)
 class StratifiedCohorts(_WithoutReplacement):
-    """A round draws from each stratum its fraction of the cohort, randomly rounded up or down.
+    """Each round draws from each stratum in proportion to its size, randomly rounded up or down.
 
-    Every client is accounted for at the maximum rate of any stratum: if all clients of one stratum
-    are drawn, no client benefits from amplification.
+    The account assumes the largest sampling rate of any stratum for every client. If rounds draw
+    all clients of one stratum, the account therefore includes no amplification.
 
     Attributes:
-        strata: Number of clients of each stratum, at least 1.
-        clients_per_round: Number of clients of each cohort.
+        strata: Number of clients in each stratum, at least 1. clients_per_round: Number of clients
+        in each cohort.
     """
 
     strata: tuple[int, ...]
@@ -232,13 +232,13 @@ class StratifiedCohorts(_WithoutReplacement):
     @property
     def _densest(self) -> tuple[int, int]:
         total = sum(self.strata)
-        # Integer arithmetic, so that an integer quotient is not rounded up.
+        # Use integer arithmetic, so that an integer quotient is not rounded up.
         places = [(-(-size * self.clients_per_round // total), size) for size in self.strata]
         return max(places, key=lambda pair: pair[0] / pair[1])
 
     @property
     def assumption(self) -> str:
-        """Returns the assumption."""
+        """See `CohortSampling.assumption`."""
         return (
             f"each round draws {self.clients_per_round} of {sum(self.strata)} clients in "
             f"{len(self.strata)} strata, uniformly within each and at most {self.rate:.6g} of it; "
@@ -248,16 +248,18 @@ class StratifiedCohorts(_WithoutReplacement):
 
 @dataclasses.dataclass(frozen=True)
 class SecretCohorts:
-    """M clients report in a round; each client's secret coin decides whether its values are zeros.
+    """M clients report in each round; a secret coin decides whether a client's values become zeros.
 
-    Every reporting client adds noise, so a client excluded by its coin looks like one with zero
-    values. The bound for Poisson cohorts applies with the coin's probability c / M. It does not
-    apply to cohorts of a public size: see `CountedCohorts`.
+    Every reporting client adds noise, so a client excluded by its coin looks like a client with
+    zero values. The bound for Poisson cohorts therefore applies, with the coin's probability c / M.
+    The bound does not apply if a cohort's size is public: see `CountedCohorts`.
 
     Attributes:
-        clients: N, number of clients of the fleet.
-        answering: M, number of clients that report in a round, by public turns.
-        expected_clients: c, expected number of participants among them.
+        clients: N, number of clients in the population.
+        answering: M, number of clients that report in a round; they report in a public, cyclic
+            order.
+        expected_clients: c, expected number of reporting clients whose values are not replaced by
+            zeros.
     """
 
     clients: int
@@ -277,7 +279,7 @@ class SecretCohorts:
 
     @property
     def assumption(self) -> str:
-        """Returns the assumption."""
+        """See `CohortSampling.assumption`."""
         in_turns = "" if self.answering == self.clients else f" of {self.clients}, in turns,"
         return (
             f"{self.answering} clients{in_turns} answer each round with noise; each takes part by "
@@ -286,7 +288,7 @@ class SecretCohorts:
         )
 
     def participations(self, rounds: int) -> int:
-        """Returns the maximum number of a client's turns in `rounds` rounds."""
+        """Returns the maximum number of rounds, of `rounds`, in which a client reports."""
         return math.ceil(rounds / (self.clients // self.answering))
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
@@ -296,9 +298,9 @@ class SecretCohorts:
 
 @dataclasses.dataclass(frozen=True)
 class KnownCohorts:
-    """The server chooses the reporting clients of a round, and knows them: no amplification.
+    """The server chooses and knows the reporting clients, so sampling amplifies nothing.
 
-    Rounds are then counted per client: the rounds in which it reported.
+    Rounds are then counted for one client: only rounds in which this client reports count.
     """
 
     adjacency = ZERO_OUT
@@ -306,7 +308,7 @@ class KnownCohorts:
     assumption = "the server knows who takes part in a round, and rounds are those of one client"
 
     def participations(self, rounds: int) -> int:
-        """Returns all rounds."""
+        """Returns `rounds`."""
         return rounds
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
@@ -316,17 +318,17 @@ class KnownCohorts:
 
 @dataclasses.dataclass(frozen=True)
 class CountedCohorts:
-    """Poisson cohorts of a public size: excluded clients do not report.
+    """Poisson cohorts with a public size, because excluded clients do not report.
 
-    Given the size n, a cohort is a draw of n clients without replacement, and n is independent of
-    any values. The divergence of order a is therefore that of the pair (n, release): the logarithm,
-    over a - 1, of the mean over n of exp((a - 1) D_a(n)). Sizes are grouped, and each counts as the
+    Given its size n, a cohort is a draw of n clients without replacement, and n does not depend on
+    the clients' values. The pair (n, release) therefore has the divergence log(E_n exp((a - 1)
+    D_a(n))) / (a - 1) at order a. To save time, sizes are grouped, and each size counts as the
     largest of its group.
 
     Attributes:
-        clients: N, number of clients of the fleet.
-        expected_clients: c, expected number of clients of a cohort.
-        min_clients: Minimum size; the sum over a smaller cohort is discarded.
+        clients: N, number of clients in the population.
+        expected_clients: c, expected number of clients in a cohort.
+        min_clients: Minimum cohort size; sums over smaller cohorts are discarded.
     """
 
     clients: int
@@ -341,7 +343,7 @@ class CountedCohorts:
 
     @property
     def assumption(self) -> str:
-        """Returns the assumption."""
+        """See `CohortSampling.assumption`."""
         return (
             f"each round each of {self.clients} clients takes part by itself with probability "
             f"{self.expected_clients / self.clients:.6g}; who took part stays secret, how many did "
@@ -349,11 +351,11 @@ class CountedCohorts:
         )
 
     def participations(self, rounds: int) -> int:
-        """Returns all rounds, as each draws from all clients."""
+        """Returns `rounds`, as every round draws from all clients."""
         return rounds
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
-        """Returns the divergences of a release together with its cohort's size."""
+        """Returns the divergences of releasing a sum and its cohort's size."""
         sizes = scipy.stats.binom(self.clients, self.expected_clients / self.clients)
         # A discarded sum has no divergence.
         below = self.min_clients - 1
@@ -376,7 +378,7 @@ class CountedCohorts:
         return sorted(size for size in {*sizes, self.clients} if size >= self.min_clients)
 
     def _log_tail(self, size: int) -> float:
-        """Returns a bound of log P(n >= size): c x - size log(1 + x), where size = c (1 + x)."""
+        """Bounds log P(n >= size) by c x - size log(1 + x), where size = c (1 + x)."""
         excess = size / self.expected_clients - 1
         if excess <= 0:
             return 0.0
@@ -388,9 +390,9 @@ class EveryClient:
     """Every client is in each release, as in evaluations on all test clients.
 
     Attributes:
-        adjacency: How neighbouring client populations differ, as text; the adjacency of the
-            mechanism composed with it.
-        sensitivity: Maximum difference of neighbours in a sum, in clip norms.
+        adjacency: How neighbouring client populations differ, as text; the same as for the
+            mechanism with which evaluations are composed.
+        sensitivity: Maximum change of a sum between neighbouring populations, in clip norms.
     """
 
     adjacency: str = ADD_OR_REMOVE
@@ -398,8 +400,8 @@ class EveryClient:
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """The neighbouring relation of fleets."""
-        # The event's multiplier includes the sensitivity, so any relation is valid.
+        """See `CohortSampling.relation`."""
+        # Any relation is valid, as the event's multiplier includes the sensitivity.
         return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
     accountants = (PLD, RDP)
@@ -409,7 +411,7 @@ class EveryClient:
     )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one release."""
+        """See `CohortSampling.event`."""
         return dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
 
 
@@ -417,12 +419,12 @@ class EveryClient:
 class SecretParticipation(Options):
     """Poisson cohorts in which clients excluded by the coin also report.
 
-    They send zeros with their share of the noise, so that it stays secret which clients
+    Excluded clients send zeros with their share of the noise, so that it stays secret which clients
     participate, and how many.
 
     Attributes:
-        answering: M, number of clients that report in each round, by public turns; all clients if
-            None.
+        answering: M, number of clients that report in each round, in a public, cyclic order; all
+            clients if None.
         min_clients: Minimum number of clients with noise; a sum over fewer is discarded. All
             reporting clients if None.
     """
@@ -433,11 +435,12 @@ class SecretParticipation(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PublicParticipation(Options):
-    """Cohorts with a public number of clients, as with a fixed size.
+    """Cohorts with a public number of clients: only drawn clients report.
 
     Attributes:
         min_clients: Minimum number of clients with noise; a sum over fewer is discarded. If None,
-            all of a cohort of fixed size, and c - 2 sqrt(c) for a Poisson cohort of c clients.
+            all clients of a fixed-size cohort, or c - 2 sqrt(c) for Poisson cohorts with c clients
+            on average.
     """
 
     min_clients: Optional[Annotated[int, Within(least=1)]] = None
@@ -447,8 +450,8 @@ class NoisyCohorts(NamedTuple):
     """The clients that add a round's noise.
 
     Attributes:
-        sampling: Sampling of cohorts, including its public facts.
-        noise_clients: Number of clients into which the noise is divided.
+        sampling: Sampling scheme of the cohorts, including what is public about it. noise_clients:
+        Number of clients among which the noise is divided.
         min_clients: Minimum number of clients with noise.
     """
 
@@ -465,9 +468,8 @@ def noisy_cohorts(
     """Returns the clients that add a round's noise.
 
     Args:
-        sampling: Sampling of cohorts.
-        participation: Whether participation in Poisson cohorts is secret.
-        needed: Lower bound of the minimum number of clients with noise.
+        sampling: Sampling scheme of the cohorts. participation: Whether participation in Poisson
+        cohorts is secret. needed: Lower bound on the resulting `min_clients`.
     """
     drawn_cohorts: Any = sampling
     if not isinstance(sampling, PoissonCohorts):
@@ -482,7 +484,8 @@ def noisy_cohorts(
         drawn_cohorts = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
     else:
         noise_clients = round(sampling.expected_clients)
-        # In 2 of 100 rounds, a Poisson number is two standard deviations below its mean.
+        # In 2 of 100 rounds, a Poisson cohort is more than two standard deviations below its mean
+        # size.
         default_min = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
     given = participation.min_clients
     least = max(default_min if given is None else given, needed)
@@ -496,7 +499,7 @@ def noisy_cohorts(
 
 
 def check_answering(clients: int, answering: int, expected_clients: float) -> None:
-    """Raises a `UserError` unless `answering` clients can report in a round."""
+    """Raises OptionError unless `answering` is between `expected_clients` and `clients`."""
     _check_cohort(expected_clients, clients)
     if not expected_clients <= answering <= clients:
         raise OptionError(
@@ -513,7 +516,7 @@ def _check_cohort(drawn: float, clients: int) -> None:
         raise OptionError("clients_per_round", expected, Verbatim(f"{drawn:g}"))
 
 
-# Schemes that the numbers of clients and of clients per round determine.
+# Maps (number of clients, clients per round) to a sampling scheme.
 COHORT_SAMPLINGS: Registry[Callable[[int, int], CohortSampling]] = Registry(
     "cohort sampling",
     {"poisson": PoissonCohorts, "fixed_size": FixedSizeCohorts, "uniform": FixedSizeCohorts},

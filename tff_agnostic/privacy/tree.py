@@ -1,8 +1,9 @@
-"""Sensitivity of trees of sums to a client that participates in several rounds.
+"""Sensitivity of DP-FTRL's trees of sums to a client that participates in several rounds.
 
-DP-FTRL (Kairouz et al. 2021) releases noised sums of complete nodes of a binary tree over the
-rounds. A client's k contributions to a node change it by k clip norms, so the sum over nodes of
-k^2, times C^2, is the squared sensitivity S^2 of all releases; rho = S^2 / (2 z^2 C^2).
+DP-FTRL (Kairouz et al. 2021) builds a binary tree over the rounds, and releases a noised sum for
+each complete node. A client that contributes k times to a node changes its sum by at most k clip
+norms C. The squared sensitivity of all releases is S^2 = C^2 sum_nodes k^2, and rho = S^2 / (2 z^2
+C^2).
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ import numpy as np
 from tff_agnostic.base.errors import counted
 from tff_agnostic.base.options import OptionError, Verbatim
 
-# More participations than a run has rounds.
+# A number of participations that exceeds the rounds of any run.
 _UNBOUNDED = 2**31
-# Maximum steps of the search for the worst pattern, which take about half a minute.
+# Maximum number of steps in the search for the worst pattern, about half a minute.
 _MAX_STEPS = 3 * 10**6
-# Marks sums without any pattern, instead of a number of free rounds.
+# Entry of `_Options.free` for sums that no pattern reaches.
 _IMPOSSIBLE = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Participations:
-    """Limits of a client's participation, and restarts of trees.
+    """Limits on a client's participation, and restarts of the tree.
 
     Attributes:
-        max_participations: Maximum number of rounds; unbounded if None.
-        min_separation: b: minimum number of rounds from one participation of a client to its next;
-            1 for no limit.
-        restart_every: Number of rounds per tree; one tree over all rounds if None.
+        max_participations: Maximum number of rounds in which a client participates; None for no
+            limit.
+        min_separation: b, the minimum number of rounds from a client's participation to its next
+            one; 1 for no limit.
+        restart_every: Number of rounds per tree; None for one tree over all rounds.
     """
 
     max_participations: Optional[int] = None
@@ -54,7 +56,7 @@ class Participations:
 
     @property
     def assumption(self) -> str:
-        """Returns the limits as text, a sentence without full stop."""
+        """Returns the limits as a sentence without full stop."""
         parts = []
         if self.max_participations is not None:
             times = "once" if self.max_participations == 1 else f"{self.max_participations} times"
@@ -71,14 +73,14 @@ class Participations:
 
 @functools.lru_cache(maxsize=64)
 def squared_sensitivity(participations: Participations, rounds: int) -> float:
-    """Returns the maximum sum over released nodes of the squared number of a client's rounds.
+    """Returns S^2 / C^2: the maximum of sum_nodes k^2 over patterns of a client's participation.
 
-    It is exact: the maximum over every pattern that the participations allow (Kairouz et al. 2021,
+    The maximum is exact, over all patterns that `participations` allows (Kairouz et al. 2021,
     appendix D.2, covers one tree). One participation in one tree of T rounds gives floor(log2 T) +
-    1; for a client that participates in several trees, the values of the trees add up.
+    1. If a client participates in several trees, the trees' values add up.
 
     Args:
-        rounds: T, at least 0.
+        rounds: Number T of rounds, at least 0.
     """
     if rounds == 0:
         return 0.0
@@ -86,11 +88,13 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     most = participations.max_participations or _UNBOUNDED
     if most == 1 or participations.min_separation >= rounds:
         return float(per_tree.bit_length())
-    # A larger separation has no effect, and many numbers of rounds share this value.
+    # A larger separation has no effect. Clipping to a power of 2 lets similar numbers of rounds
+    # share cached results.
     separation = min(participations.min_separation, 1 << rounds.bit_length())
     num_whole, rest = divmod(rounds, per_tree)
     if separation == 1 and most >= rounds:
-        # Participation in every round is the only pattern; a search would take long to find it.
+        # Participation in every round is the worst pattern, which the search would take long to
+        # find.
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
     times = min(most, -(-rounds // separation))
     if times**2 * separation > _MAX_STEPS:
@@ -104,11 +108,11 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
 
 
 def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
-    """Returns the covariance of the noise of rounds [T, T], in variances of a node's noise.
+    """Returns the covariance of the rounds' noise, [T, T], in units of one node's noise variance.
 
-    A round's noise is the noise of the nodes that cover its tree up to the round, less the noise of
-    the previous round. Two prefixes share the nodes of the leading bits in which their lengths
-    agree.
+    The sum of all rounds up to round t has the noise of the nodes that cover these rounds; the
+    noise of round t is the difference between this noise and the noise up to round t - 1. Two such
+    prefixes share the nodes for the leading bits in which their lengths agree.
 
     Args:
         participations: Only `restart_every` is used.
@@ -129,13 +133,14 @@ def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
 
 
 class _Options(NamedTuple):
-    """The reachable sums for a number of participations, the largest first.
+    """The sums that patterns with a given number of participations reach, the largest first.
 
     Attributes:
-        sums: Sums of squares over nodes, float [options].
-        free: int [options, b]. Entry [i, s] is the maximum number of client-free rounds at the end
-            if the sum is at least `sums[i]` and the first s rounds are free: at most b - 1, as more
-            free rounds change nothing; `_IMPOSSIBLE` if no such pattern exists.
+        sums: Values of sum_nodes k^2, float [options].
+        free: Numbers of rounds, int [options, b]. Entry [i, s] is the maximum number of last rounds
+            without the client, in patterns whose sum is at least `sums[i]` and whose first s rounds
+            are without the client. It is at most b - 1, as more rounds change nothing;
+            `_IMPOSSIBLE` if no such pattern exists.
     """
 
     sums: np.ndarray
@@ -144,25 +149,25 @@ class _Options(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 class _Forest:
-    """The options after trees of equal size, each computed once from the previous ones."""
+    """The options after 0, 1, 2, ... trees of equal size, each computed from the previous."""
 
     def __init__(self, per_tree: int, most: int, separation: int) -> None:
         self._sizes = tuple(_block_sizes(per_tree))
         self._most, self._separation = most, separation
-        # No rounds must be free before the first round, so `free` is [options, 1].
+        # At the start no rounds must be without the client, so `free` is [options, 1].
         self._options_after: list[tuple[_Options, ...]] = [
             (_Options(np.zeros(1), np.full((1, 1), separation - 1)),)
         ]
         self._is_final = False
 
     def after(self, num_trees: int) -> tuple[_Options, ...]:
-        """Returns the options after a number of trees, by the number of participations, from 0."""
+        """Returns the options after `num_trees` trees; entry k is for k participations."""
         while len(self._options_after) <= num_trees and not self._is_final:
             last = following = self._options_after[-1]
             for size in self._sizes:
                 following = _with_block(following, size, self._most, self._separation)
             self._options_after.append(following)
-            # All participations are used, so later trees add nothing.
+            # Equal options mean that all participations are used, so later trees add nothing.
             self._is_final = _are_equal(last, following)
         return self._options_after[min(num_trees, len(self._options_after) - 1)]
 
@@ -175,7 +180,7 @@ def _are_equal(first: Sequence[_Options], second: Sequence[_Options]) -> bool:
 
 
 def _block_sizes(rounds: int) -> Iterator[int]:
-    """Yields the sizes of a tree's largest complete subtrees, powers of 2, in their order."""
+    """Yields the sizes of the complete subtrees that cover a tree's rounds, in order."""
     while rounds > 0:
         size = 1 << (rounds.bit_length() - 1)
         yield size
@@ -189,7 +194,7 @@ def _with_all_rounds(rounds: int) -> int:
 def _with_block(
     before: tuple[_Options, ...], size: int, most: int, separation: int
 ) -> tuple[_Options, ...]:
-    """Returns the options after a further complete subtree, by participations, from 0."""
+    """Returns the options after a further complete subtree; entry k is for k participations."""
     inside = _complete_tree(size.bit_length() - 1, most, separation)
     results = []
     for k in range(min(most, len(before) - 1 + len(inside)) + 1):
@@ -207,7 +212,7 @@ def _with_block(
 
 @functools.lru_cache(maxsize=256)
 def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, ...]:
-    """Returns the options in 2^height rounds, by the number of participations, from 1."""
+    """Returns the options in 2^height rounds; entry k - 1 is for k participations."""
     size = 1 << height
     if height == 0 or min(most, -(-size // separation)) == 1:
         free = np.minimum(size - 1 - np.arange(separation), separation - 1)
@@ -233,10 +238,10 @@ def _with_rounds_after(options: _Options, rounds: int, separation: int) -> _Opti
 
 
 def _joined(left: _Options, right: _Options) -> _Options:
-    """Returns the options of two halves together, each with its own participations.
+    """Combines the options of two halves, whose participations add up.
 
-    If e rounds are free at the end of the left half, the right half must start with b - 1 - e free
-    rounds.
+    If the client is absent from the last e rounds of the left half, it must be absent from the
+    first b - 1 - e rounds of the right half.
     """
     separation = right.free.shape[1]
     at = np.where(left.free == _IMPOSSIBLE, 0, separation - 1 - left.free)
@@ -248,7 +253,7 @@ def _joined(left: _Options, right: _Options) -> _Options:
 
 
 def _undominated(parts: Sequence[_Options]) -> _Options:
-    """Returns the options of all parts, without dominated options."""
+    """Merges options, without those that another option dominates."""
     sums = np.concatenate([part.sums for part in parts])
     order = np.argsort(-sums, kind="stable")
     # A pattern with a larger sum also counts for a smaller one.

@@ -1,1 +1,1 @@
-"""Training and evaluation in memory: problems, the loop of rounds, observers, private training."""
+"""Training and evaluation in memory: problems, the training loop, evaluation, private training."""

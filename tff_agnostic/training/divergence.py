@@ -1,4 +1,4 @@
-"""Errors of rounds and evaluations without any finite client values."""
+"""Errors for rounds and evaluations in which no client has finite values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.computations.domain_losses import example_measures
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
-# Default in the message of `Diverged`; the program inserts the names of its flags.
+# Words in the message of `Diverged`, which the program replaces by the names of its flags.
 LEARNING_RATES = "the learning rate of the clients or of the server"
 # Maximum number of clients on which the untrained model is checked.
 _MAX_CLIENTS = 10
 
 
 class Diverged(UserError):
-    """No client had finite values with these settings; others may keep the values finite."""
+    """No client had finite values; other settings may keep the values finite."""
 
 
 def diverged(
@@ -30,16 +30,17 @@ def diverged(
     model: Model,
     clients: Iterable[Examples],
 ) -> UserError:
-    """Returns the error of a round or an evaluation without any finite client values.
+    """Returns the error for a round or evaluation in which no client has finite values.
 
-    The error is a `Diverged` unless the model's values were not finite before training either.
+    The error is a `Diverged`, or another `UserError` if the untrained model's values are not finite
+    either.
 
     Args:
         round_num: Number of the round.
         num_non_finite: Number of clients with non-finite values.
-        num_clients: Number of all clients of the round or the evaluation.
+        num_clients: Number of clients in the round or evaluation.
         model: The model with its initial weights.
-        clients: Some of these clients.
+        clients: Some clients of the round or evaluation.
     """
     clients_text = f"{num_non_finite} of {counted(num_clients, 'client')}"
     problem = f"no client's numbers could be used (those of {clients_text} are not finite)"
@@ -54,7 +55,7 @@ def diverged(
 
 
 def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
-    """Returns the name of a value that is not finite for any untrained model; None without one."""
+    """Returns the name of a value that is finite for no client before training; None if none."""
     spec = tf.nest.map_structure(
         lambda w: tf.TensorSpec(np.shape(w), np.asarray(w).dtype), model.initial_weights
     )
@@ -73,7 +74,7 @@ def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
 
 
 def _are_finite(model: Model, weights: ModelWeights, examples: Examples) -> Mapping[str, Any]:
-    """Returns whether each value that a client computes is finite, by name in messages."""
+    """Returns whether each value that a client computes is finite, by the value's name."""
     trainable = [tf.convert_to_tensor(w) for w in weights.trainable]
     with tf.GradientTape() as tape:
         tape.watch(trainable)

@@ -1,4 +1,4 @@
-"""Evaluation in memory: models on the clients of a task, and each client's choice of a model."""
+"""Evaluation in memory: of models on a task's clients, and of each client's choice of a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tff_agnostic.training.divergence import diverged
 from tff_agnostic.training.private_evaluation import PrivateEvaluation
 from tff_agnostic.training.problems import Arrays, clients_from_arrays
 
-# Distinguishes the draw of clients from other draws with the run's seed.
+# Distinguishes the draw of evaluated clients from other draws with the run's seed.
 _STREAM = 11
 # Maximum bytes of models evaluated in one pass; the weights of an ensemble include all its
 # predictors.
@@ -50,15 +50,15 @@ def evaluate(
     runtime: Optional[Runtime] = None,
     aggregation: Aggregation = PlainSum(),
 ) -> EvaluationReport:
-    """Returns losses and metrics of a model by domain, overall, and over clients.
+    """Returns a model's losses and metrics: by domain, overall, and over clients.
 
     Args:
         problem: The learning problem.
-        weights: Weights of its model, such as `Trained.models["model"]`.
-        clients: The clients to evaluate on: a dataset, or the arrays of each client by its id, as
-            in `classification`.
-        runtime: Executes the evaluation, and is entered by the caller; by default a runtime in this
-            process that ends with the call.
+        weights: Weights of the problem's model, such as `Trained.models["model"]`.
+        clients: The clients to evaluate on: a dataset, or the arrays of each client, by id, as in
+            `classification`.
+        runtime: Runtime that executes the evaluation; the caller must have entered it. By default a
+            `CohortRuntime` that exists during this call.
         aggregation: The aggregation of client outputs.
 
     Example:
@@ -80,15 +80,15 @@ def evaluate(
 
 
 class Evaluator:
-    """Evaluates on the test clients of a task.
+    """Evaluates models on a task's test clients.
 
     Args:
-        evaluate: Evaluation of the task's model, as `prepared_evaluation` returns it.
-        sample: Number of clients of evaluations between rounds, the same clients each time; None
-            for all.
-        seed: Seed of the draw of these clients.
+        evaluate: The task's evaluation, from `prepared_evaluation`.
+        sample: Number of test clients to sample for evaluations between rounds, the same clients
+            each time; None for all.
+        seed: Seed with which the clients are sampled.
         worst_min_examples: See `EvaluationReport`.
-        lambda_set: Set of domain mixtures whose worst case is reported; None for none.
+        lambda_set: Set of domain mixtures; reports include its worst mixture. None to omit it.
         percentiles: Percentiles over clients in the report.
         noise: Noise of private evaluations; None without noise.
     """
@@ -123,12 +123,12 @@ class Evaluator:
     def evaluate_models(
         self, models: Mapping[str, ModelWeights], on_all: bool, states: Optional[Sequence[Any]]
     ) -> dict[str, EvaluationReport]:
-        """Returns the report of each model; clients are read once for all models.
+        """Returns the report of each model, by name; reads the clients once for all models.
 
         Args:
-            models: Weights of each model, by name.
-            on_all: Whether to use all test clients instead of the sample.
-            states: State of the private evaluation of each model; None without noise.
+            models: Weights of each model, by name. on_all: Whether to use all test clients instead
+            of the sample. states: Aggregation state of each model's private evaluation; None
+            without noise.
         """
         measured = self.measure(list(models.values()), on_all, states)
         return dict(zip(models, map(self.report, measured)))
@@ -136,12 +136,12 @@ class Evaluator:
     def measure(
         self, models: Sequence[ModelWeights], on_all: bool, states: Optional[Sequence[Any]] = None
     ) -> list[RawEvaluation]:
-        """Returns the sums for `report`; see `evaluate_models`.
+        """Returns each model's sums over clients, from which `report` computes its report.
 
         Args:
-            models: Weights of at least one model, all of the same shapes.
-            on_all: Whether to use all test clients instead of the sample.
-            states: State of the private evaluation of each model; None without noise.
+            models: Weights of one or more models with the same shapes. on_all: Whether to use all
+            test clients instead of the sample. states: Aggregation state of each model's private
+            evaluation; None without noise.
         """
         num_bytes = sum(np.asarray(array).nbytes for array in tf.nest.flatten(models[0]))
         at_once = max(1, _MAX_BYTES_AT_ONCE // max(1, num_bytes))
@@ -153,7 +153,7 @@ class Evaluator:
         return evaluated
 
     def report(self, evaluated: RawEvaluation) -> EvaluationReport:
-        """Returns the report of summed outputs."""
+        """Returns the report computed from sums over clients."""
         output = evaluated.output if self.noise is None else self.noise.consistent(evaluated.output)
         report = evaluation_report(
             self._task.model,
@@ -167,12 +167,12 @@ class Evaluator:
         )
         if self.noise is None:
             return report
-        # The maximum of noisy counts is biased upwards, so it is not a valid constant prediction to
-        # compare with.
+        # Omit the counts of classes: the maximum of noisy counts is biased upwards, so the score of
+        # the best constant prediction would be too high.
         return dataclasses.replace(report, classes=dataclasses.replace(report.classes, counts={}))
 
     def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:
-        """Returns the error of an evaluation without any finite client values."""
+        """Returns the error for an evaluation in which no client has finite values."""
         counts = report.clients
         return diverged(
             round_num,
@@ -196,13 +196,13 @@ def prepared_evaluation(
     aggregation: Aggregation,
     noise: Optional[PrivateEvaluation] = None,
 ) -> Evaluation:
-    """Returns the evaluation of an `Evaluator`, which counts predictions by class.
+    """Returns the evaluation for an `Evaluator`; it also counts predictions by class.
 
-    With plain sums it also computes bootstrap replicates over clients.
+    With plain sums, it computes bootstrap replicates over clients as well.
 
     Args:
         runtime: Executes the evaluation.
-        aggregation: The aggregation without noise.
+        aggregation: The aggregation to use without noise.
         noise: Noise of private evaluations; None without noise.
     """
     if noise is not None:
@@ -223,13 +223,13 @@ def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequen
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceReport:
-    """An evaluation of a family of models, on examples not used for the clients' choices.
+    """Evaluation of several models, and of each client's choice of one of them.
 
     Attributes:
-        models: Evaluation of each model by its name.
-        chosen: Evaluation of each client with the model that it chooses.
-        in_hindsight: Evaluation of each client, for each measure, with the model that is best for
-            it.
+        models: Evaluation of each model, by name, on examples that clients do not use for the
+        choice. chosen: Evaluation of each client with the model that it chooses.
+        in_hindsight: Evaluation in which each client uses, for each measure, the model with the
+            client's best value on its evaluated examples.
         num_choices: Number of clients that choose each model, by name.
         clients: Numbers of clients that chose, that had too few examples to choose, and that had
             non-finite values.
@@ -269,11 +269,11 @@ def evaluate_choice(
     """Evaluates each test client's choice of a model.
 
     Args:
-        models: Weights of each model of the family by its name, the main model first.
+        models: Weights of each model to choose from, by name; the main model is first.
         runtime: Executes the evaluation.
         aggregation: The aggregation of client outputs.
-        share: Fraction of a client's examples for its choice, in (0, 1).
-        seed: Seed of the draw of these examples.
+        share: Fraction of a client's examples for its choice, in (0, 1). seed: Seed with which
+        these examples are drawn.
         worst_min_examples: See `EvaluationReport`.
         percentiles: Percentiles over clients in the reports.
     """

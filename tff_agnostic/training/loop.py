@@ -1,7 +1,8 @@
-"""Training in memory: rounds of an algorithm on the clients of a dataset, and their observers.
+"""The training loop: runs an algorithm's rounds on the clients of a dataset, with observers.
 
-A round is a function of (state, number, clients). Training that resumes from the state after round
-t therefore has the bits of uninterrupted training. Observers handle files, progress and signals.
+A round depends only on the state, the round's number and its clients. Training that resumes from
+the state after round t is therefore bit-identical to uninterrupted training. Observers handle
+files, progress and signals.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.training.divergence import diverged
 
-# Function from the initial state of training to the cohorts of its rounds.
+# Maps the state before the first round to the cohorts of the rounds.
 CohortBuilder = Callable[[RunState], Cohorts]
 
 
 @dataclasses.dataclass
 class FinishedRound:
-    """A round as passed to the observers, which may add to it.
+    """A finished round. Observers may change its report, evaluation and `stop`.
 
     Attributes:
         num: Number of the round, from 1.
         last: Number of the last round.
         state: State of the server after the round.
         report: Report of the round.
-        evaluation: Evaluation of each model by its name; None without an evaluation.
-        stop: Whether training stops after this round.
+        evaluation: Evaluation of each model, by name; None if the round has no evaluation.
+        stop: Whether to stop training after this round.
     """
 
     algorithm: Algorithm
@@ -50,12 +51,12 @@ class FinishedRound:
 
     @functools.cached_property
     def models(self) -> Models:
-        """The weights of each model after the round by its name, the main model first."""
+        """The weights of each model after the round, by name; the main model is first."""
         return self.algorithm.models(self.state.algorithm)
 
 
 class Observer:
-    """Base class of observers, which see each round in the order given to `train`.
+    """Base class of observers, which `train` calls after each round in the given order.
 
     Example:
         >>> class Patience(Observer):
@@ -71,19 +72,19 @@ class Observer:
         return False
 
     def begin(self, training: Training, state: RunState, last: int) -> None:
-        """Prepares for rounds.
+        """Called before the first round.
 
         Args:
-            training: The rounds.
-            state: State before the first round of this call, which may come from a checkpoint.
+            training: Runs the rounds. state: State before the first round, which may come from a
+            checkpoint.
             last: Number of the last round.
         """
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Observes a round."""
+        """Called after each round."""
 
     def end(self, state: RunState, error: Optional[BaseException]) -> None:
-        """Ends the observation; called once for each observer that has started.
+        """Called once when training ends, for each observer whose `begin` has returned.
 
         Args:
             state: State after the last finished round.
@@ -97,10 +98,10 @@ class Trained:
 
     Attributes:
         state: State after the last round, from which `train` resumes.
-        models: Weights of each model by its name, the main model first.
+        models: Weights of each model, by name; the main model is first.
         reports: Report of each round of this call.
-        evaluation: Evaluation of each model after the last round by its name, if an observer
-            evaluated them.
+        evaluation: Evaluation of each model after the last round, by name; None if no observer
+            evaluated the models.
     """
 
     state: RunState
@@ -121,26 +122,26 @@ def train(
     observers: Sequence[Observer] = (),
     state: Optional[RunState] = None,
 ) -> Trained:
-    """Trains up to a round, from the initial state or a given state.
+    """Trains up to round `rounds`, from `state` or the initial state.
 
     Args:
         algorithm: The algorithm, such as the result of `agnostic_fed_avg(problem,
             AgnosticFedAvg())`.
         clients: The training clients.
         rounds: Number of the last round.
-        clients_per_round: Size of uniformly drawn cohorts, with the seed of the problem; ignored if
-            `cohorts` is given.
-        cohorts: Returns the cohorts of the rounds. Private sums require the cohorts of
-            `PrivateTraining`, which are drawn with the secret key in the state.
+        clients_per_round: Size of cohorts, which are drawn uniformly with the problem's seed;
+            ignored if `cohorts` is given.
+        cohorts: Maps the state before the first round to the cohorts of the rounds. Private sums
+            require `PrivateTraining.cohorts`, which draws with the secret key in the state.
         aggregation: The aggregation of client outputs.
-        runtime: Executes the rounds, and is entered by the caller; by default a runtime in this
-            process that ends with the call.
+        runtime: Runtime that executes the rounds; the caller must have entered it. By default a
+            `CohortRuntime` that exists during this call.
         observers: Observers of the rounds, in this order.
         state: State to resume from.
 
     Raises:
-        OptionError: If an aggregation is private, and no observer accounts for its noise.
-        Diverged: If no client of a round had finite values.
+        OptionError: If the aggregation is private, and no observer accounts for its noise.
+        Diverged: If no client of a round has finite values.
 
     Example:
         >>> problem, clients = classification(network, arrays, ["common", "rare"])
@@ -181,10 +182,10 @@ def run_rounds(
     last: int,
     observers: Sequence[Observer] = (),
 ) -> Trained:
-    """Runs the rounds after a state; the part of `train` after the setup of its runtime.
+    """Runs the rounds after a state, for `train` and other callers with a prepared runtime.
 
     Args:
-        training: The rounds of `algorithm` with `aggregation`.
+        training: Runs the rounds of `algorithm` with `aggregation`.
         aggregation: The aggregation of client outputs.
         clients: The training clients.
         cohorts: The cohorts of the rounds.
@@ -207,7 +208,8 @@ def run_rounds(
             cohort = reader.read(num)
             state, report = training.next(state, cohort)
             if not is_private:
-                # Noisy counts do not show how many clients had non-finite values.
+                # Skip this for private sums, whose noisy counts do not show which clients had
+                # finite values.
                 _check_finite(algorithm, report, num, cohort)
                 algorithm.check_report(report)
             finished = FinishedRound(algorithm, num, last, state, report)

@@ -1,4 +1,4 @@
-"""Private training: noise of its sums, secret cohorts, privacy account, and statement."""
+"""Private training: noisy sums, secret cohorts, the privacy account and the privacy statement."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ _SIMULATED_NOISE = (
 
 
 class PrivateTraining:
-    """Private training of an algorithm.
+    """Differentially private training of an algorithm.
 
     Args:
         kind: A name in `PRIVACIES` with noise: "central", "distributed" or "tree".
-        options: Options of this kind.
+        options: Options of this kind of privacy.
         inner: The aggregation of clipped outputs; a secure sum for distributed noise.
-        plan: The clients, and the sampling of cohorts.
-        task: The task whose test clients are evaluated with the noise of
-            `options.private_evaluation`; None without such evaluations.
+        plan: The training clients, and how cohorts are sampled.
+        task: The task whose test clients are evaluated with noise, according to
+            `options.private_evaluation`; None without private evaluations.
         evaluations: Planned number of evaluations.
-        remarks: Further remarks for the statement.
+        remarks: Additional remarks for the privacy statement.
 
     Attributes:
         delta: The delta of (epsilon, delta).
-        mechanism: Returns the release of a round with a noise multiplier.
-        evaluation: Noise of evaluations; None if no evaluation has noise.
-        account: The account of rounds and evaluations.
+        mechanism: Maps a noise multiplier to the `Mechanism` of the rounds.
+        evaluation: Noise and account of private evaluations; None if evaluations have no noise.
+        account: The privacy account of rounds and evaluations.
 
     Raises:
         OptionError: If options and plan are incompatible.
@@ -155,7 +155,7 @@ class PrivateTraining:
         check_tail(self._tail(plan.rounds), self.delta)
 
     def aggregation(self) -> Aggregation:
-        """Returns the aggregation of training, with the noise of the account."""
+        """Returns the training aggregation, with the noise that the account assumes."""
         clients = self._noisy_cohorts
         facts = NoiseFacts(
             self._plan.mean_size,
@@ -168,7 +168,7 @@ class PrivateTraining:
         return build(self._kind, self._inner, self._options, facts)
 
     def cohorts(self, state: RunState) -> Cohorts:
-        """Returns the cohorts of the rounds, drawn with the key in a state."""
+        """Returns the cohorts of the rounds, drawn with the secret key in `state`."""
         clients = self._noisy_cohorts
         if clients is None or not isinstance(clients.sampling, SecretCohorts):
             return self._plan.secret(state)
@@ -179,7 +179,7 @@ class PrivateTraining:
     def resume_from(
         self, state: RunState, evaluations: Optional[PlannedEvaluations] = None
     ) -> None:
-        """Accounts for the noise of a state, which may have been computed for fewer rounds.
+        """Resumes the account after a state's rounds, with the noise multiplier in the state.
 
         Args:
             state: State after some rounds.
@@ -189,14 +189,14 @@ class PrivateTraining:
         self.account.resume_from(int(state.round_num), self.noise_multiplier, evaluations)
 
     def accounts_for(self, aggregation: Aggregation) -> bool:
-        """Returns whether an aggregation has the noise of the account."""
+        """Returns whether an aggregation has the noise that the account assumes."""
         return (
             isinstance(aggregation, PrivateAggregation)
             and aggregation.noise_multiplier == self.noise_multiplier
         )
 
     def statement(self, rounds: int) -> PrivacyStatement:
-        """Returns the guarantee after some rounds."""
+        """Returns the privacy statement after some rounds."""
         split, sum_remarks = self._split()
         remarks = [
             _PUBLIC,
@@ -295,7 +295,7 @@ class PrivateTraining:
         )
 
     def _tail(self, rounds: int) -> float:
-        """Returns the noise's tail probability in training and the evaluations composed with it."""
+        """Bounds the probability that any noise so far lies beyond its generator's tail."""
         tail = noise_tail(self.mechanism(self.noise_multiplier), rounds)
         if self.account.is_composed:
             assert self.evaluation is not None
@@ -303,7 +303,7 @@ class PrivateTraining:
         return tail
 
     def _split(self) -> tuple[dict[str, float], Sequence[str]]:
-        """Returns the noise multiplier of each group of values, and remarks about the sums."""
+        """Returns the noise multiplier of each group of values, and the aggregation's remarks."""
         steps = Round(self._algorithm, self.aggregation()).steps
         split: dict[str, float] = {}
         remarks: Sequence[str] = ()
@@ -318,7 +318,7 @@ class PrivateTraining:
 
 
 class PrivacyAccount(Observer):
-    """Adds the epsilon spent so far to the reports of rounds.
+    """Adds the epsilon spent so far to each round's report.
 
     Args:
         private: The private training.
@@ -328,7 +328,7 @@ class PrivacyAccount(Observer):
         self._private = private
 
     def accounts_for(self, aggregation: Aggregation) -> bool:
-        """Returns whether an aggregation has the noise of the account."""
+        """Returns whether an aggregation has the noise that the account assumes."""
         return self._private.accounts_for(aggregation)
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -337,7 +337,7 @@ class PrivacyAccount(Observer):
 
 
 def _groups(round_: Round) -> list[tuple[float, int]]:
-    """Returns z_g / z and the number of integers of each group of all steps."""
+    """Returns z_g / z and the number of integers of each group of values, over all steps."""
     groups: list[tuple[float, int]] = []
 
     def sum_step(k: int, message: Any, client_state: Any) -> Any:

@@ -23,18 +23,18 @@ _EVALUATION_FIELDS: ReportFields = OrderedDict(
     evaluations=ReportField("evaluations", "private evaluations of a model so far"),
 )
 
-# Function from a noise multiplier to the release of a round.
+# Maps a noise multiplier to the mechanism of a round's release.
 MechanismBuilder = Callable[[float], Mechanism]
 
 
 class PlannedEvaluations(Protocol):
-    """The evaluations of a run: completed and due ones."""
+    """The private evaluations of a run, completed and due."""
 
     def num_due(self, after: int, up_to: int) -> int:
-        """Returns the number of due evaluations after one round, up to another."""
+        """Returns the number of evaluations due after round `after`, up to round `up_to`."""
 
     def evaluated(self, round_num: int) -> Optional[str]:
-        """Returns `Release.evaluated` of a round; None if no evaluation is due after it."""
+        """Returns `Release.evaluated` of the evaluation due after a round; None if none is due."""
 
     def releases(self) -> Sequence[Release]:
         """Returns the releases so far, in order."""
@@ -43,8 +43,8 @@ class PlannedEvaluations(Protocol):
 def noise_tail(mechanism: Mechanism, releases: int) -> float:
     """Returns a bound on the probability that any noise lies beyond its generator's tail.
 
-    Beyond the tail, a server's noise is not the accounted noise, and a sum of clients' noise is
-    larger than every sum that tables can yield.
+    Generators never draw values beyond the tail, though the account assumes the complete
+    distribution. For noise from clients, the bound is for the sum of their noise.
 
     Args:
         mechanism: The mechanism of each release.
@@ -63,18 +63,18 @@ def noise_tail(mechanism: Mechanism, releases: int) -> float:
 
 
 class PrivateAccount:
-    """The account of private training.
+    """Computes the epsilon that private training has spent after each round.
 
     Args:
         last: Number of the last round.
-        mechanism: Returns the release of a round with a noise multiplier.
+        mechanism: Maps a noise multiplier to the mechanism of a round's release.
         noise_multiplier: Noise multiplier of the rounds.
         delta: The delta of (epsilon, delta).
-        evaluation: Noise of evaluations; None if no evaluation has noise.
-        num_models: Number of models of an evaluation.
+        evaluation: Noise and account of private evaluations; None if evaluations have no noise.
+        num_models: Number of models that each evaluation evaluates.
 
     Attributes:
-        accountant: Accounts for training, and for evaluations of the same clients.
+        accountant: Accountant of training, and of evaluations on the same clients.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class PrivateAccount:
         self._evaluations: Optional[PlannedEvaluations] = None
         # Number of rounds that earlier processes completed.
         self._completed = 0
-        # Releases of an earlier process: their number, the number of model evaluations that are not
-        # repeated, and the releases that this process repeats.
+        # Earlier processes' releases: how many there are, how many model evaluations in them this
+        # process does not repeat, and the releases that it repeats.
         self._num_earlier, self._over = 0, 0
         self._again: list[Release] = []
         self.accountant = self._accountant(noise_multiplier)
@@ -108,16 +108,16 @@ class PrivateAccount:
         return self._evaluation is not None and self._evaluation.num_shared > 0
 
     def quantities(self, quantities: ReportFields) -> ReportFields:
-        """Returns the description of `report`'s result."""
+        """Returns `quantities` with descriptions of the values that `report` adds."""
         evaluation_fields = {} if self._evaluation is None else _EVALUATION_FIELDS
         return OrderedDict(quantities, privacy=OrderedDict(epsilon=_EPSILON, **evaluation_fields))
 
     def report(self, report: Report, rounds: int) -> Report:
-        """Returns the report of a round with the epsilon spent so far.
+        """Returns a round's report with the epsilon spent so far.
 
         Args:
             report: Report of the round.
-            rounds: Number of the round, including its evaluation if one is due.
+            rounds: Number of the round; epsilon includes the evaluation due after it.
         """
         now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
         spent = self._ahead.get(now) or self._pool.submit(self._spent, *now)
@@ -145,7 +145,7 @@ class PrivateAccount:
         return self.accountant.epsilon(*self.counts(rounds))
 
     def counts(self, rounds: int) -> list[int]:
-        """Returns the number of releases of each mechanism of the accountant up to a round."""
+        """Returns how many releases each of the accountant's mechanisms has made up to a round."""
         return self._counts(rounds, self.evaluations(rounds))
 
     def _counts(self, rounds: int, evaluations: int) -> list[int]:
@@ -154,8 +154,8 @@ class PrivateAccount:
     def evaluations(self, rounds: int) -> int:
         """Returns the number of model evaluations released up to a round.
 
-        The number includes the releases so far, and the due evaluations. A release of an
-        interrupted process counts with its round if the run repeats it, and immediately otherwise.
+        The number includes past releases and due evaluations. If this run repeats a release of an
+        interrupted process, the release counts from its round on, and otherwise from the start.
         """
         runs = self._evaluations
         if runs is None:
@@ -169,12 +169,12 @@ class PrivateAccount:
     def resume_from(
         self, rounds: int, noise_multiplier: float, evaluations: Optional[PlannedEvaluations]
     ) -> None:
-        """Resumes after some rounds.
+        """Resumes the account after some rounds.
 
         Args:
             rounds: Number of completed rounds.
-            noise_multiplier: Noise multiplier of the rounds, which may have been computed for fewer
-                rounds.
+            noise_multiplier: Noise multiplier of the rounds, which may have been calibrated for
+                fewer rounds.
             evaluations: Private evaluations of the run; None to account for its rounds alone.
         """
         self._evaluations, self._completed = evaluations, rounds

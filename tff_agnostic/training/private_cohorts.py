@@ -1,7 +1,7 @@
 """Secrets and cohorts of private training.
 
-The account assumes that only the server knows the participants of a round. The seed of a run is
-sent to every client, so cohorts are drawn with the key of the noise instead.
+The privacy account assumes that only the server knows a round's participants. Every client receives
+the run's seed, so cohorts are drawn with a key derived from the secret noise key instead.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 
-# Distinguishes the draw of cohorts from the noise, without revealing its key.
+# Derives the cohorts' key from the noise key, which it does not reveal.
 _COHORTS = b"cohorts"
-# Distinguishes the noise of a seed from other draws.
+# Distinguishes the noise key of a seed from other draws with the seed.
 _NOISE_STREAM = 17
 
 
 @dataclasses.dataclass(frozen=True)
 class CohortPlan:
-    """The clients of private training, and the sampling of cohorts.
+    """The clients of private training, and how cohorts are sampled.
 
     Attributes:
         clients: The training clients.
         num_domains: Number of domains p.
         rounds: Number of rounds.
-        clients_per_round: Expected number of clients of a round.
+        clients_per_round: Expected number of clients in a round.
         sampling: A name in `COHORT_SAMPLINGS`.
         seed: Seed of public draws.
     """
@@ -69,19 +69,19 @@ class CohortPlan:
 
     @property
     def mean_size(self) -> float:
-        """Exact expected number of clients of a round."""
+        """Exact expected number of clients in a round."""
         return mean_cohort_size(self.sampling, self.num_clients, self.clients_per_round)
 
     @property
     def separation(self) -> int:
-        """Number of rounds between two turns of a client."""
+        """Number of rounds from a client's turn to its next turn, in cyclic sampling."""
         return num_turns(self.num_clients, self.clients_per_round)
 
     def random_sampling(self, kind: str) -> CohortSampling:
-        """Returns the sampling to account for randomly drawn cohorts.
+        """Returns the sampling scheme of randomly drawn cohorts, for the privacy account.
 
         Args:
-            kind: Kind of privacy, for messages.
+            kind: Kind of privacy, for the error message.
         """
         if self.sampling == "poisson":
             return PoissonCohorts(self.num_clients, self.clients_per_round)
@@ -99,7 +99,7 @@ class CohortPlan:
         )
 
     def secret(self, state: RunState) -> Cohorts:
-        """Returns the cohorts drawn with the key in a state."""
+        """Returns the cohorts drawn with the secret key in `state`."""
         sampling = COHORT_SAMPLINGS[self.sampling]
         seed = cohort_seed(state)
         return Cohorts(sampling(self.clients, self.num_domains, self.clients_per_round, seed))
@@ -107,12 +107,12 @@ class CohortPlan:
     def secret_coins(
         self, state: RunState, algorithm: Algorithm, reporting: int, bundle: int
     ) -> Cohorts:
-        """Returns cohorts by secret coins, with silent clients for clients that only report.
+        """Returns cohorts drawn by secret coins. Silent clients report only zeros with noise.
 
         Args:
-            state: A state with the key.
+            state: A state with the secret key.
             reporting: Number of clients that report in a round.
-            bundle: Number of silent clients per entry.
+            bundle: Number of silent clients that one `SilentClients` entry represents.
         """
         coins = SecretCoins(
             self.clients.client_ids,
@@ -131,7 +131,7 @@ class CohortPlan:
 
 
 def noise_key(options: PrivacyOptions) -> tuple[int, ...]:
-    """Returns a secret from the operating system, or the key that `noise_seed` determines."""
+    """Returns the noise key, from the operating system's randomness or from `noise_seed`."""
     generator = options.generator
     if options.noise_seed is None:
         return generator.key(secrets.token_bytes(generator.key_bytes))
@@ -142,7 +142,7 @@ def noise_key(options: PrivacyOptions) -> tuple[int, ...]:
 def cohort_seed(state: RunState) -> Seed:
     """Returns the secret seed of cohorts.
 
-    Cohorts are drawn by the noise generator if it is ChaCha20, and otherwise by NumPy's generator.
+    If the noise generator is ChaCha20, it also draws the cohorts; otherwise NumPy's generator does.
     """
     key = np.asarray(state.aggregations[0].noise_key, np.int64)
     digest = hashlib.sha256(_COHORTS + key.tobytes()).digest()
@@ -156,8 +156,8 @@ class SecretNumbers:
 
     Args:
         key: 32 bytes.
-        place: Position of the draw, at most two numbers below 2^32; different positions have
-            different numbers.
+        place: Position of the draw, at most two numbers below 2^32; different positions give
+            different random numbers.
     """
 
     def __init__(self, key: bytes, place: tuple[int, ...]) -> None:
@@ -174,7 +174,7 @@ class SecretNumbers:
         return float(self.random(1)[0])
 
     def permutation(self, values: Union[int, np.ndarray]) -> np.ndarray:
-        """Returns an array, or the numbers below an integer, in random order."""
+        """Returns the values of an array, or the integers below `values`, in random order."""
         values = np.arange(values) if isinstance(values, int) else values
         return values[np.argsort(self._words(len(values)), kind="stable")]
 

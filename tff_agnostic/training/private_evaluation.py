@@ -1,9 +1,9 @@
 """Private evaluations: their noise and account.
 
-All outputs of one evaluation are one release. Its groups are the sums over domains, the
+All outputs of one evaluation form one release. Its groups of values are the sums by domain, the
 distributions of measures over clients, and with `statistics` the tables of predictions by class.
-Clients send nothing about the dependence of measures on client size, and no replicates: the noise
-that hides a client in 200 replicates is some 20 times the noise that hides it in the sums.
+Clients send no statistics by client size and no bootstrap replicates: hiding a client in 200
+replicates takes about 20 times the noise that hides it in the sums.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Release:
         round_num: Number of the round.
         evaluated: Digest of the evaluated clients, bounds and noise; see
             `PrivateEvaluation.digest`.
-        place: Digest of all inputs of the noise key except the run's secret.
+        place: Digest of the inputs from which the noise key is derived, except the run's secret.
         sums: Digest of the noisy sums.
         num_models: Number of models; each model is a separate release.
     """
@@ -81,26 +81,26 @@ class Release:
 
 
 class PrivateEvaluation:
-    """The noise of evaluations, and its account.
+    """Noise and privacy account of evaluations.
 
-    An evaluation of a model is one release, about all test clients or a data-independent sample of
-    them.
+    Each evaluation of a model is one release about all test clients, or about a sample that does
+    not depend on their data.
 
     Args:
-        options: Options, with `private_evaluation` set.
+        options: Privacy options with a `private_evaluation`.
         task: The task whose test clients are evaluated.
         inner: The aggregation of clipped outputs.
-        planned: Number of model evaluations for which a budget is computed.
-        training: Releases of training, if test clients may also be training clients; defines the
-            neighbouring relation.
+        planned: Number of model evaluations that share an epsilon budget.
+        training: Mechanism of training, if test clients may also be training clients; evaluations
+            then use its neighbouring relation.
 
     Attributes:
-        aggregation: The aggregation with noise.
-        measurement: The evaluation, with bounds.
+        aggregation: The aggregation, with noise. measurement: The evaluation, with bounds on client
+        outputs.
         bounds: Bounds of a client's output.
-        mechanism: The release of an evaluation.
-        num_shared: Number of client ids among both training and test clients.
-        delta: The delta of the guarantee of test clients.
+        mechanism: Mechanism of one model evaluation.
+        num_shared: Number of clients that are both training and test clients, by id.
+        delta: The delta of the guarantee for test clients.
     """
 
     def __init__(
@@ -145,14 +145,15 @@ class PrivateEvaluation:
 
     @property
     def counts_answers(self) -> bool:
-        """Whether to count predictions by class."""
+        """Whether evaluations count predictions by class."""
         return self.bounds.classes != ()
 
     def digest(self, client_ids: Sequence[str]) -> str:
         """Returns a digest of the evaluated clients, the bounds and the noise level.
 
-        Evaluations that differ in any of these need separate noise: with equal noise, the
-        difference of two samples would be exact, and the same noise at two levels would reveal it.
+        Evaluations that differ in any of these need independent noise. With the same noise, the
+        difference between two samples' sums would be exact, and two noise levels would reveal the
+        noise.
 
         Args:
             client_ids: Ids of the clients, in order.
@@ -178,7 +179,7 @@ class PrivateEvaluation:
         )
 
     def consistent(self, output: EvaluationOutput) -> EvaluationOutput:
-        """Makes noisy sums about clients consistent, NumPy; see the function `consistent`."""
+        """Returns noisy sums made consistent, in NumPy; see the function `consistent`."""
         return tf.nest.map_structure(np.asarray, consistent(output, self.bounds))
 
     def epsilon(self, releases: int) -> float:
@@ -210,7 +211,7 @@ class PrivateEvaluation:
         )
 
     def tail(self, releases: int) -> float:
-        """Returns a bound on the probability that noise of evaluations is not the accounted noise.
+        """Bounds the probability that the noise of evaluations differs from the accounted noise.
 
         Args:
             releases: Number of model evaluations.
@@ -219,7 +220,7 @@ class PrivateEvaluation:
 
 
 def check_metric_bounds(model: Model) -> None:
-    """Checks that every metric bounds an example's contribution to its sums."""
+    """Checks that every metric has bounds on an example's contribution to its sums."""
     for metric in model.metrics:
         for name in ("max_numerator", "max_denominator"):
             if not math.isfinite(getattr(metric, name)):
@@ -231,7 +232,7 @@ def check_metric_bounds(model: Model) -> None:
 
 
 def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
-    """Returns the secret of an evaluation, which does not reveal the run's secret.
+    """Derives the secret of an evaluation, which does not reveal the run's secret.
 
     Args:
         noise_key: The run's secret, int64.
@@ -254,7 +255,7 @@ def _aggregation(
         options,
         "central",
         expected_clients=1.0,
-        # The state of each evaluation has its own values of both.
+        # The state of each evaluation overrides this key and multiplier.
         noise_key=SECURE.key(bytes(SECURE.key_bytes)),
         noise_multiplier=mechanism.noise_multiplier,
     )
@@ -270,12 +271,12 @@ def private_measurement(
     with_client_distributions: bool,
     counting: Optional[ClassCounting] = None,
 ) -> Measurement:
-    """Returns the evaluation of one model's weights with the bounds of a private sum.
+    """Returns the evaluation of one model's weights, with the bounds that private sums need.
 
     Args:
         num_domains: Number of domains p.
         with_client_distributions: Whether to measure distributions over clients.
-        counting: Counts predictions by class; None to skip.
+        counting: How predictions are counted by class; None to not count them.
     """
     usual = model_measurement(model, num_domains, counting=counting)
 
@@ -307,9 +308,9 @@ def private_evaluation_bounds(
 ) -> EvaluationOutput:
     """Returns the bounds of one client's output; see `private_measurement`.
 
-    Values with a public sum of 0 are not sent. A client counts in the rows of its domains and in
-    the row of all: a vector of at most p + 1 ones, of norm sqrt(p + 1). Tables of predictions have
-    the norms of `ClassCounting.bounds`.
+    Values whose public sum is 0 are not sent. In a distribution over clients, a client counts in
+    the rows of its domains and in the row of all domains: at most p + 1 ones, whose norm is sqrt(p
+    + 1). `ClassCounting.bounds` gives the norms of prediction tables.
     """
     usual, rows = evaluation_bounds(model, limits), math.sqrt(num_domains + 1)
 
@@ -346,12 +347,12 @@ def private_evaluation_bounds(
 
 
 def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[float, ...]:
-    """Returns w_g of each group of a private evaluation.
+    """Returns the privacy share w_g of each group of values of a private evaluation.
 
     Args:
         groups: Names of the groups.
-        clients_share: Share of all groups about distributions over clients together, divided
-            equally among them; the others have the rest.
+        clients_share: Total share of the groups with distributions over clients, which divide it
+            equally; the other groups divide the rest.
     """
     kinds = [group.startswith(_CLIENT_DISTRIBUTIONS) for group in groups]
     num_spread = sum(kinds)
@@ -365,13 +366,13 @@ def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[floa
 
 
 def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> EvaluationOutput:
-    """Makes noisy sums about clients consistent, at no privacy cost.
+    """Makes noisy distributions over clients consistent, at no privacy cost.
 
-    Totals are limited to between 0 and the number of clients times their maximum value. Histograms
-    get nonnegative entries, and the right total: the cumulative counts are replaced by the mean of
-    the running maximum from the left and the running minimum from the right, which are monotone.
-    Where the denominator of a measure counts as zero, no client has such examples, despite the
-    noise.
+    Totals are clipped to [0, number of clients times their maximum value]. Histograms get
+    nonnegative entries that sum to the number of clients: each cumulative count is replaced by the
+    mean of the running maximum from the left and the running minimum from the right, both of which
+    are monotone. If a measure's denominator is not positive in a domain, the domain's number of
+    clients becomes 0.
 
     Args:
         output: Noisy sums.

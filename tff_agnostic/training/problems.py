@@ -1,4 +1,4 @@
-"""Problems from a Keras model and arrays in memory."""
+"""Builds learning problems from a Keras model and arrays in memory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tff_agnostic.models.metrics import (
 )
 from tff_agnostic.models.model import Model
 
-# The arrays "x", "y" and "domain_id" of a client.
+# A client's arrays "x", "y" and "domain_id".
 Arrays = Mapping[str, np.ndarray]
-# Fraction of the smallest positive count, for domains without examples.
+# Expected count of domains without examples, as a fraction of the smallest positive count.
 _NEXT_TO_NONE = 1e-6
 
 
@@ -46,12 +46,12 @@ def classification(
 
     Args:
         build: Returns a built Keras model with one score per class, [n, classes].
-        clients: The arrays of each client by its id: "x" [n, ...], "y" [n], classes from 0, and
-            "domain_id" [n], positions in `domain_names`. Floats become float32, integers int32.
+        clients: The arrays of each client, by id: "x" [n, ...]; "y" [n], classes from 0;
+            "domain_id" [n], indices into `domain_names`. Floats become float32, integers int32.
         domain_names: Names of the p domains.
         clients_per_round: Number of clients per round, which determines the expected number of
             examples of each domain in a round.
-        seed: Seed of the initial weights, of cohorts and of shuffling.
+        seed: Seed of the initial weights, the cohorts and the shuffling.
 
     Example:
         >>> network = lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
@@ -88,7 +88,7 @@ def regression(
 
     Args:
         build: Returns a built Keras model with one output, [n, 1] or [n].
-        clients: See `classification`, with real numbers as labels.
+        clients: See `classification`; labels are real numbers.
         domain_names: See `classification`.
         clients_per_round: See `classification`.
         seed: See `classification`.
@@ -121,10 +121,10 @@ def regression(
 def clients_from_arrays(
     model: Model, clients: Mapping[str, Arrays], num_domains: int
 ) -> InMemoryClients:
-    """Converts arrays of clients to the types of a model, and checks them.
+    """Converts the clients' arrays to a model's dtypes, and checks them.
 
     Args:
-        clients: The arrays of each client by its id; see `classification`.
+        clients: The arrays of each client, by id; see `classification`.
         num_domains: Number of domains p.
     """
     spec = model.client_data_spec()
@@ -146,24 +146,24 @@ def expected_counts(counts: np.ndarray, clients_per_round: float) -> tuple[float
 
     Args:
         counts: Number of examples by client and domain, [clients, p].
-        clients_per_round: Expected number of clients of a round.
+        clients_per_round: Expected number of clients in a round.
     """
     expected = counts.sum(axis=0) * (float(clients_per_round) / len(counts))
-    # The count of a domain without examples must be positive, but is never reached, so choose it
-    # small enough to add next to nothing to sums over domains.
+    # Counts must be positive, even if a domain has no examples. Choose a count so small that it
+    # adds next to nothing to sums over domains.
     least = np.min(expected, initial=1.0, where=expected > 0)
     return tuple(float(count) for count in np.where(expected > 0, expected, _NEXT_TO_NONE * least))
 
 
 def _in_32_bits(array: np.ndarray, as_floats: bool = False) -> np.ndarray:
-    """Converts floats to float32 and integers to int32, or integers to floats as well."""
+    """Converts floats to float32, and integers to int32, or to float32 if `as_floats`."""
     if array.dtype.kind == "f" or (as_floats and array.dtype.kind in "iu"):
         return array.astype(np.float32)
     return array.astype(np.int32) if array.dtype.kind in "iu" else array
 
 
 def _x_spec(clients: Mapping[str, Arrays]) -> tf.TensorSpec:
-    """Returns the spec of the inputs of the first client, by id."""
+    """Returns the spec of "x" of the client with the smallest id."""
     if not clients:
         raise UserError("clients: expected at least one client, found none")
     client_id = min(clients)
