@@ -101,8 +101,8 @@ def accountant_name(mechanisms: Sequence[Mechanism], requested: Optional[str] = 
     """Returns the name of the accountant for composed mechanisms.
 
     Args:
-        mechanisms: One or more mechanisms. requested: Name of the accountant to use, which must
-        apply; None for the default.
+        mechanisms: One or more mechanisms.
+        requested: Name of the accountant to use, which must apply; None for the default.
     """
     first, *others = mechanisms
     different = next((m.adjacency for m in others if m.adjacency != first.adjacency), None)
@@ -259,9 +259,10 @@ def _calibrated(
     """Returns the minimum noise multiplier that meets the target, at least `MIN_NOISE`.
 
     Args:
-        epsilon: Maps a noise multiplier to epsilon. rough: Maps a noise multiplier to an upper
-        bound of epsilon, with which the search starts. high: Noise multiplier at which both
-        functions meet the target; `rough` does not meet it at half of `high`.
+        epsilon: Maps a noise multiplier to epsilon.
+        rough: Maps a noise multiplier to an upper bound of epsilon, with which the search starts.
+        high: Noise multiplier at which both functions meet the target; `rough` does not meet it at
+            half of `high`.
     """
     low = MIN_NOISE
     if high <= low:
@@ -451,7 +452,8 @@ def statement(
 
     Args:
         counts: Number of releases of each mechanism; the statement gives the first mechanism's
-        noise and number of releases. split: Noise multiplier of each group of values in a release.
+            noise and number of releases.
+        split: Noise multiplier of each group of values in a release.
         remarks: See `PrivacyStatement`.
         evaluations_are_private: Whether evaluations have their own statement.
         count_noun: See `PrivacyStatement`.

@@ -150,8 +150,8 @@ class DistributedNoise(Mechanism):
     Attributes:
         groups: The groups of values in a release.
         noise: A name in `INTEGER_NOISES`.
-        sampling: Sampling scheme of the cohorts, including what is public about it. noise_clients:
-        Number of clients whose total noise has the groups' noise multipliers.
+        sampling: Sampling scheme of the cohorts, including what is public about it.
+        noise_clients: Number of clients whose total noise has the groups' noise multipliers.
         min_clients: Minimum number of clients with noise.
         beta: Maximum probability that rounding makes a vector too long; see `rounded_sensitivity`.
     """

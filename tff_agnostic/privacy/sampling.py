@@ -215,8 +215,8 @@ class StratifiedCohorts(_WithoutReplacement):
     all clients of one stratum, the account therefore includes no amplification.
 
     Attributes:
-        strata: Number of clients in each stratum, at least 1. clients_per_round: Number of clients
-        in each cohort.
+        strata: Number of clients in each stratum, at least 1.
+        clients_per_round: Number of clients in each cohort.
     """
 
     strata: tuple[int, ...]
@@ -450,8 +450,8 @@ class NoisyCohorts(NamedTuple):
     """The clients that add a round's noise.
 
     Attributes:
-        sampling: Sampling scheme of the cohorts, including what is public about it. noise_clients:
-        Number of clients among which the noise is divided.
+        sampling: Sampling scheme of the cohorts, including what is public about it.
+        noise_clients: Number of clients among which the noise is divided.
         min_clients: Minimum number of clients with noise.
     """
 
@@ -468,8 +468,9 @@ def noisy_cohorts(
     """Returns the clients that add a round's noise.
 
     Args:
-        sampling: Sampling scheme of the cohorts. participation: Whether participation in Poisson
-        cohorts is secret. needed: Lower bound on the resulting `min_clients`.
+        sampling: Sampling scheme of the cohorts.
+        participation: Whether participation in Poisson cohorts is secret.
+        needed: Lower bound on the resulting `min_clients`.
     """
     drawn_cohorts: Any = sampling
     if not isinstance(sampling, PoissonCohorts):

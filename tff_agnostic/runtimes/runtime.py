@@ -68,8 +68,8 @@ class Evaluation(abc.ABC):
         The chunks' sums are added before decoding, so that no partial sum is revealed.
 
         Args:
-            measured: The values to evaluate, such as a model's weights. parts: The clients in
-            chunks.
+            measured: The values to evaluate, such as a model's weights.
+            parts: The clients in chunks.
             state: State of the aggregation; its initial state if None.
         """
         return self.for_each([measured], parts, [state])[0]
@@ -85,7 +85,8 @@ class Evaluation(abc.ABC):
         Each model's result is the same as if it were evaluated alone.
 
         Args:
-            measured: The values that each evaluation evaluates. parts: The clients in chunks.
+            measured: The values that each evaluation evaluates.
+            parts: The clients in chunks.
             states: State of the aggregation for each evaluation; None for initial states.
         """
         with self._scope():

@@ -1,1 +1,1 @@
-"""Tasks: client data, a model, metrics and hyperparameters, each in one file."""
+"""Tasks, which define client data, domains, a model and metrics."""

@@ -1,7 +1,8 @@
 """UCI Adult census: does a person earn more than 50,000 a year? Domains: doctorate or not.
 
-As in Mohri et al. 2019, section 5.1: logistic regression on the one-hot categorical columns (99
-features). The examples are dealt to clients at random. Reads `adult.data` and `adult.test`.
+As in Mohri et al. 2019, section 5.1, the model is logistic regression on the one-hot categorical
+columns (99 features). Examples are assigned to clients at random. The task reads `adult.data` and
+`adult.test`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     }.items()
 }
 
-# Features, labels and domain ids of a file's rows.
+# The features, labels and domain ids of a file's rows.
 Table = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -72,9 +73,9 @@ class AdultOptions(Options):
     Attributes:
         num_clients: Number of training clients.
         num_test_clients: Number of test clients.
-        heldout_share: Fraction of the training examples to evaluate on instead of the test
-            examples, while tuning.
-        ridge: Factor of half the squared norm of all weights in the loss.
+        heldout_share: Fraction of the training examples to evaluate on while tuning, instead of the
+            test examples.
+        ridge: Penalty factor: ridge / 2 ||w||^2 is added to the loss.
     """
 
     num_clients: int = 50
@@ -119,7 +120,7 @@ def _rows(table: Table, rows: np.ndarray) -> Table:
 
 
 def read_adult(path: Path) -> Table:
-    """Reads a file in UCI's format.
+    """Reads a file of UCI's Adult data.
 
     Returns:
         One-hot features float32 [n, 99] (all zeros in a column with unknown value, "?"), labels
@@ -153,7 +154,7 @@ def _parse_row(line: str, where: str) -> dict[str, str]:
     if len(values) != len(COLUMNS):
         raise UserError(f"{where}: expected {len(COLUMNS)} columns, found {len(values)}")
     row = dict(zip(COLUMNS, values))
-    # Labels of the test file end in a dot.
+    # Labels in the test file end with a full stop.
     row["income"] = row["income"].rstrip(".")
     if row["income"] not in _LABELS:
         raise UserError(f"{where}: expected {' or '.join(_LABELS)}, found {row['income']!r}")

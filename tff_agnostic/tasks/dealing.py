@@ -1,4 +1,4 @@
-"""Division of a task's pooled examples among clients."""
+"""Divides a task's pooled examples among clients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def deal(
     examples: Mapping[str, np.ndarray],
     partition: Callable[[int], Sequence[np.ndarray]],
 ) -> InMemoryClients:
-    """Returns clients that together have all examples.
+    """Returns clients among whom all examples are divided.
 
     Args:
         options: Options of the task.
-        field: The option with the number of clients.
+        field: Name of the option with the number of clients.
         ids: Format of the clients' ids, such as "train_{:03d}".
         examples: Columns of the examples, including "y".
-        partition: Called with the number of clients; returns the rows of each client.
+        partition: Maps the number of clients to the row indices of each client.
     """
     num_clients, num_examples = getattr(options, field), len(examples["y"])
     if not 1 <= num_clients <= num_examples:

@@ -1,9 +1,9 @@
-"""Tasks whose model receives the domain of an example as an input.
+"""Adds an example's domain to the inputs of a task's model.
 
-Each domain has a vector, an embedding, that is added to the scores of the network. This equals a
-last layer whose inputs are the network's outputs and the one-hot domain: it shifts the scores of a
-domain, as the domain's class shares or words require, but does not affect the features of x.
-Vectors start from zeros: the first model equals the model without them.
+Each domain has an embedding vector, which is added to the network's scores. This equals a last
+layer whose inputs are the network's outputs and the one-hot domain. A vector shifts the scores of
+its domain, for example to the domain's class frequencies, but does not affect the features of x.
+The vectors are initially zero, so that the initial model ignores the domain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_KEPT = 8
 
 
 def with_domain_input(task: Task, kind: str) -> Task:
-    """Returns a task whose model and clients have the domain as a further input.
+    """Returns a task whose model has the domain as an additional input.
 
     Args:
         task: The task, without frozen layers.
@@ -63,21 +63,21 @@ def with_domain_input(task: Task, kind: str) -> Task:
         train=ClientsWithDomain(task.train),
         test=ClientsWithDomain(task.test),
         model=with_domain(task.model, task.num_domains),
-        # Positions of the old model's weights do not apply.
+        # The tracked positions are in the weights of the original model.
         tracked_weights={},
         inputs=ModelInputs({**inputs, INPUT: domain}, columns),
     )
 
 
 class ClientsWithDomain:
-    """The clients of another dataset, with the domains of their examples among the inputs."""
+    """The clients of another dataset, with each example's domain as an additional input."""
 
     def __init__(self, clients: ClientDataset) -> None:
         self._clients = clients
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """Every client's id, sorted."""
+        """The sorted client ids."""
         return self._clients.client_ids
 
     def read(self, client_id: str) -> Examples:
@@ -86,18 +86,18 @@ class ClientsWithDomain:
         return {**examples, "x": {**_by_name(examples["x"]), INPUT: examples["domain_id"]}}
 
     def client_domain_counts(self) -> Optional[np.ndarray]:
-        """Returns the examples of each client by domain; see `known_counts`."""
+        """Returns the number of examples by client and domain; see `known_counts`."""
         return known_counts(self._clients)
 
 
 def with_domain(model: Model, num_domains: int) -> Model:
-    """Returns a model of x and the domain: x is a mapping, in which `INPUT` is int32 [n].
+    """Returns a model whose x is a mapping with the domain ids as `INPUT`, int32 [n].
 
-    Its weights are the model's, plus the vectors of the domains, zeros, float32 [num_domains,
-    scores], among the trainable weights.
+    It has one more trainable weight, the domain vectors, initially zeros, float32 [num_domains,
+    scores].
 
     Args:
-        model: A model of a Keras model, without frozen layers.
+        model: A model made from a Keras model, without frozen layers.
         num_domains: Number of domains p.
     """
     wider = _with_domain(model, num_domains)
@@ -105,7 +105,7 @@ def with_domain(model: Model, num_domains: int) -> Model:
     assert outer is not None
     (vectors,) = outer.get_layer(LAYER).trainable_weights
     position = next(k for k, weight in enumerate(outer.trainable_weights) if weight is vectors)
-    # Equal models may have different initial weights.
+    # Use this model's initial weights: the cached model may come from an equal model with others.
     trainable = list(model.initial_weights.trainable)
     trainable.insert(position, wider.initial_weights.trainable[position])
     weights = ModelWeights(trainable, model.initial_weights.non_trainable)
@@ -150,7 +150,7 @@ def _with_domain(model: Model, num_domains: int) -> Model:
 
 
 def _num_scores(model: Model, specs: Mapping[str, Any]) -> int:
-    """Returns the number of scores of a model, after checking that they accept vectors."""
+    """Returns the number of a model's scores, after checking that vectors can be added to them."""
     labels = model.example_spec["y"]
     are_numbers = isinstance(labels, tf.TensorSpec) and labels.dtype.is_floating
     if not (takes_scores(model.loss) or (are_numbers and takes_scores(model.loss) is None)):

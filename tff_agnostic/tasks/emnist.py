@@ -1,8 +1,8 @@
 """EMNIST: handwritten characters of high-school students and census employees.
 
-As in appendix C of Ro et al. 2021, with the CNN of Reddi et al. 2021. The domains are a client
-partition. Without a store the data are TFF's, with the high-school writers 2100 to 2599 (NIST
-special database 19, hsf_4); an imported store names the domain of each example.
+The task is that of appendix C of Ro et al. 2021, with the CNN of Reddi et al. 2021. Each client
+belongs to one domain. Without a store the data are TFF's, whose high-school writers are 2100 to
+2599 (NIST special database 19, hsf_4). An imported store names the domain of each example.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
 _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
-# Called with the number of classes and a seed; returns a model.
+# Maps (number of classes, seed) to a model.
 NETWORKS: Registry[Callable[[int, int], Model]] = Registry(
     "network",
-    # The linear model starts at zero.
+    # The linear model needs no seed, as its initial weights are zeros.
     {"cnn": emnist_cnn, "linear": lambda num_classes, seed: emnist_linear(num_classes)},
 )
 
@@ -58,8 +58,8 @@ class EmnistOptions(SplitOptions):
         num_classes: Number of classes: 62 for digits and letters, 10 for digits.
         network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
             or linear.
-        high_school_writers: Number of high-school writers to train on, drawn by the seed; all if
-            not given.
+        high_school_writers: Number of high-school writers to train on, drawn with the seed; None
+            for all.
     """
 
     num_classes: Annotated[int, Within(least=2)] = 62

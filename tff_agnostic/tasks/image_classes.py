@@ -1,11 +1,11 @@
 """Image tasks whose classes are the domains, as in section 5.2 of Mohri et al. 2019.
 
-- `digits`: handwritten digits from scikit-learn, real data without a download: 1,797 images of
-  8x8 pixels. Groups are rarely of one size, so by default class 8 keeps 15% and class 9 keeps 30%
-  of its training examples; the test images are untouched. Without the thinning there is little
-  unfairness to reduce: uniform and agnostic training end equally.
+- `digits`: handwritten digits from scikit-learn, 1,797 images of 8x8 pixels, without a download. As
+  groups rarely have equal sizes, class 8 by default keeps 15% and class 9 keeps 30% of its training
+  examples; all test images are kept. With equal class sizes there is little unfairness to reduce:
+  uniform and agnostic training give the same results.
 - `fashion_mnist`: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic regression. The store
-  has all ten classes, or these three, numbered 0 to 2.
+  contains all ten classes, or only these three, numbered 0 to 2.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tff_agnostic.tasks.task import HELDOUT_SPLIT, TEST_SPLIT, Task, TaskContext
 _NUM_CLASSES = 10
 _MAX_PIXEL = 16.0
 _DOMAIN_NAMES = ("t-shirt/top", "pullover", "shirt")
-# Labels of the domains among the ten classes of Fashion-MNIST.
+# The domains' labels in Fashion-MNIST.
 _LABELS = (0, 2, 6)
 _NUM_LABELS = 10
 _PIXELS = "pixels"
@@ -51,12 +51,13 @@ class DigitsOptions(Options):
     Attributes:
         num_clients: Number of training clients.
         num_test_clients: Number of test clients.
-        concentration: Dirichlet parameter of the clients' mixtures of classes; small is skewed.
+        concentration: Dirichlet parameter of the clients' class mixtures; small values give skewed
+            clients.
         keep: Fraction of the training images that rare classes keep, CLASS:SHARE comma-separated;
             empty keeps all.
-        test_share: Fraction of the images that are test images.
-        heldout_share: Fraction of the training examples to evaluate on instead of the test
-            examples, while tuning.
+        test_share: Fraction of the images to use as test images.
+        heldout_share: Fraction of the training examples to evaluate on while tuning, instead of the
+            test examples.
     """
 
     num_clients: int = 50
@@ -64,7 +65,7 @@ class DigitsOptions(Options):
     concentration: Annotated[float, Within(least=0.0001)] = 0.5
     keep: str = "8:0.15,9:0.3"
     test_share: Annotated[float, Within(least=0.05, most=0.9)] = 0.3
-    # Held-out images of rare classes are all kept, like test images.
+    # Only training images are thinned: rare classes keep all held-out and test images.
     heldout_share: Annotated[float, Within(least=0.0, most=0.9)] = 0.0
 
 
@@ -108,7 +109,7 @@ def load(options: DigitsOptions, context: TaskContext) -> Task:
 
 
 def parse_keep(text: str) -> dict[int, float]:
-    """Returns the fraction that each rare class keeps, from strings like "8:0.15,9:0.3"."""
+    """Parses a string such as "8:0.15,9:0.3" into the fraction that each rare class keeps."""
     keep: dict[int, float] = {}
     for item in filter(None, text.split(",")):
         try:
@@ -172,7 +173,7 @@ def load_fashion_mnist(options: FashionMnistOptions, context: TaskContext) -> Ta
 
 
 def _class_table(num_classes: Optional[int]) -> np.ndarray:
-    """Returns the class of each label of the store, -1 for skipped labels."""
+    """Returns the class of each of the store's labels; -1 for labels to skip."""
     if num_classes == len(_LABELS):
         return np.arange(num_classes, dtype=np.int32)
     class_by_label = np.full([_NUM_LABELS], -1, np.int32)

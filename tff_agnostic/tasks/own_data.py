@@ -1,8 +1,8 @@
 """The task `custom`: a user's Keras model on a user's client store.
 
-The option `model` names a Python file with `build_model`, see `models.user_model.build_user_model`.
-The store has tables, arrays, images or texts. With labelled texts the task is to predict the label,
-with others the next word.
+The option `model` names a Python file with `build_model`; see `models.user_model.build_user_model`.
+The store contains tables, arrays, images or texts. By default, the target of labelled texts is the
+label, and of other texts the next word.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class CustomOptions(DomainOptions, SentenceOptions):
 
     Attributes:
         model: Python file with a function build_model.
-        predict: Target of texts: label or next_word. [label, if they have one]
-        categories: Form of categorical columns: one_hot entries of a vector, or ids, an input for
-            each column.
+        predict: Target of texts: label or next_word. [label, if texts have labels]
+        categories: Form of categorical columns: one_hot for entries of a vector, or ids for a
+            separate input per column.
     """
 
     model: Optional[Path] = None
@@ -64,7 +64,7 @@ class CustomOptions(DomainOptions, SentenceOptions):
     categories: Literal["one_hot", "ids"] = "one_hot"
 
     def refuse(self, names: tuple[str, ...], reason: str) -> None:
-        """Raises an error if an option without effect differs from its default."""
+        """Raises OptionError if one of these options, which have no effect, is not its default."""
         for field in dataclasses.fields(self):
             if field.name in names and getattr(self, field.name) != field.default:
                 raise self.error(field.name, f"no value, as {reason}")
@@ -170,7 +170,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
 def _known_categories(
     store: Store, options: CustomOptions
 ) -> Optional[Mapping[str, tuple[str, ...]]]:
-    """Returns the categories of the store that `vocabulary` names; None if it is a number."""
+    """Returns the categories in the store `vocabulary`; None if `vocabulary` is a number."""
     path = options.vocabulary
     if isinstance(path, int):
         return None

@@ -1,4 +1,4 @@
-"""All tasks by name, and the loading of a task."""
+"""Registry of the tasks; loads a task by name."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def load_task(name: str, options: Union[Options, Mapping[str, Any]], context: Ta
 
     Args:
         name: Name of the task.
-        options: Options of the task, or a mapping with those that differ from its defaults.
-        context: Seed, and paths of the data.
+        options: Options of the task, or a mapping of the options that differ from the defaults.
+        context: Seed, and paths to the data.
     """
     spec = TASKS[name]
     _check_place("data_dir", "folder", spec.data_dir, context.data_dir, Path.is_dir)

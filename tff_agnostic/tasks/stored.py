@@ -1,4 +1,4 @@
-"""Common parts of tasks that read client stores: domains, values, TFF's own data sets."""
+"""Shared functions of tasks that read client stores: splits, domains, TFF's own datasets."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TRAIN, Feature
 from tff_agnostic.tasks.task import DATA, TEST_SPLIT, Task
 
 TRAIN_SPLIT = TRAIN
-# Maximum number of values of a feature that defines groups.
+# Maximum number of distinct values of a feature whose values are domains or classes.
 _MAX_VALUES = 1000
 _DTYPES = ("string", "int64")
-# Distinguishes this draw from others that use the run's seed.
+# Distinguishes the draw of training clients from other draws with the run's seed.
 _STREAM = 12
-# Name of the training clients as an evaluated split, as "train" denotes cohorts.
+# Name of the evaluated split if it is the training clients; "train" denotes cohorts.
 _EVALUATED_TRAIN = "train_clients"
-# Kinds of the import's warnings that a run repeats; it counts large clients itself.
+# Kinds of import warnings that runs repeat; runs count large clients themselves.
 _IMPORT_REMARKS = ("class_shares", "classes_not_in_train", "copies_in_train")
-# Files of TFF's data sets.
+# Files of TFF's datasets.
 _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitOptions(Options):
-    """Options of every task on a store: training and test clients.
+    """Options of every task on a store, for the training and test clients.
 
     Attributes:
         test_split: Split to evaluate on: test, or heldout while tuning.
-        train_share: Fraction of the training clients that train, drawn by the seed; the others are
-            evaluated instead of the test clients.
+        train_share: Fraction of the training clients to train on, drawn with the seed; the others
+            are evaluated instead of the test clients.
     """
 
     test_split: str = TEST_SPLIT
@@ -54,23 +54,23 @@ class SplitOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class DomainOptions(SplitOptions):
-    """The option of tasks with the domains that a store names.
+    """Options of tasks whose store names the domains.
 
     Attributes:
-        domain_feature: Feature of the store with an example's domain: domain, as imported, or
-            another string or integer, such as type in a store of Stack Exchange.
+        domain_feature: Feature of the store that contains an example's domain: domain, as imported,
+            or another string or integer feature, such as type in a store of Stack Exchange.
     """
 
     domain_feature: str = DOMAIN
 
 
 def with_split(task: Task, options: SplitOptions, seed: int) -> Task:
-    """Returns a task on a store with the evaluated clients that its options choose.
+    """Returns a task with the training and test clients that its options choose.
 
     Args:
         task: The task, with the clients of `test_split`.
         options: The task's options.
-        seed: Seed of the run; each seed has another division of the training clients.
+        seed: Seed of the run, with which the training clients are divided.
     """
     split, share = options.test_split, options.train_share
     if share is None:
@@ -89,16 +89,16 @@ def with_split(task: Task, options: SplitOptions, seed: int) -> Task:
     return dataclasses.replace(task, train=train, test=test, test_split=split)
 
 
-# Called with a client's id and columns; returns the domain id of each example.
+# Maps a client's id and columns to the domain id of each example.
 DomainLookup = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
 
 
 def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
-    """Returns an opened store, after checking the features of its examples.
+    """Opens a store, and checks that its examples have the given features.
 
     Args:
-        features: The features that the task needs. A value may have another shape of the same size,
-            because TFF's stores do not record shapes.
+        features: The features that the task needs. Stored shapes may differ if their sizes are
+            equal, because TFF's stores do not record shapes.
     """
     store = load_store(path)
     stored = store.description.features
@@ -111,7 +111,7 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
 
 
 def import_remarks(store: Store) -> list[Remark]:
-    """Returns the warnings of a store's import about its splits that runs repeat."""
+    """Returns the warnings from a store's import that runs repeat."""
     notes = store.content.notes if isinstance(store, ArrowStore) else {}
     return [
         Remark(
@@ -132,12 +132,12 @@ def _described(features: Mapping[str, Feature]) -> str:
 
 
 def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMAIN) -> DomainLookup:
-    """Returns a function that looks up the domain of each example by its name.
+    """Returns a function that reads each example's domain name and returns its domain id.
 
     Args:
         domain_names: The task's domains.
         path: The store, for messages.
-        feature: The feature with the name; a number is its own name.
+        feature: The feature that contains the name; numbers are converted to strings.
     """
     id_by_name = {name: i for i, name in enumerate(domain_names)}
 
@@ -155,16 +155,16 @@ def domains_by_name(domain_names: Sequence[str], path: Path, feature: str = DOMA
 
 
 def read_labels(columns: Mapping[str, np.ndarray], num_classes: int, where: str) -> np.ndarray:
-    """Returns the labels, int32 [n]."""
+    """Checks and returns a client's labels, int32 [n]."""
     check_labels(columns[LABEL], num_classes, where)
     return columns[LABEL].astype(np.int32)
 
 
 def text_inputs(store: Store, kind: str) -> ModelInputs:
-    """Returns the meaning of the only input of a model of texts.
+    """Returns the description of a text model's only input.
 
     Args:
-        kind: A name of `data.inputs`.
+        kind: A constant of `data.inputs`, such as `TEXT`.
     """
     columns = store.description.columns
     column = None if columns is None else columns.roles.get("text")
@@ -172,18 +172,18 @@ def text_inputs(store: Store, kind: str) -> ModelInputs:
 
 
 def data_fingerprint(store: Store) -> dict[str, str]:
-    """Returns the part of a `Task.fingerprint` that changes with any example of the store."""
+    """Returns the entry of a `Task.fingerprint` that changes with any example of the store."""
     return {DATA: store.digest()}
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredDomains:
-    """The domains of a task, as a store names them.
+    """The domains of a task, and the feature of the store that contains them.
 
     Attributes:
         names: Names of the domains, in the order of their ids.
-        feature: Name of the feature with an example's domain.
-        kind: Type of this feature.
+        feature: Name of the feature that contains an example's domain.
+        kind: Dtype and shape of this feature.
     """
 
     names: tuple[str, ...]
@@ -197,18 +197,18 @@ class StoredDomains:
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features with an example's domain."""
+        """The feature that contains an example's domain, by its name."""
         return {self.feature: self.kind}
 
     def domain_lookup(self, store: Store) -> DomainLookup:
-        """Returns the function that looks up the domain of each example."""
+        """Returns the function that returns each example's domain id."""
         return domains_by_name(self.names, store.path, self.feature)
 
 
 def chosen_domains(store: Store, options: DomainOptions) -> StoredDomains:
     """Returns the domains that `domain_feature` chooses.
 
-    For any feature except "domain", each of its values is a domain; see `distinct_values`.
+    If the feature is not "domain", each of its values is a domain; see `distinct_values`.
     """
     feature = options.domain_feature
     if feature == DOMAIN:
@@ -224,15 +224,15 @@ def chosen_domains(store: Store, options: DomainOptions) -> StoredDomains:
 def distinct_values(
     store: Store, feature: str, splits: Sequence[str], option: str, noun: str
 ) -> tuple[str, ...]:
-    """Returns the values of a feature, in alphabetical order, or numbers in ascending order.
+    """Returns a feature's distinct values as strings: strings sorted, or integers ascending.
 
-    Every example of the splits is read once.
+    This reads every example of the splits once.
 
     Args:
         feature: Name of the feature.
         splits: Names of the splits to read.
         option: The option that names the feature, for messages.
-        noun: Plural of the values' role, for messages.
+        noun: Plural noun for the values, for messages.
     """
     features = store.description.features
     possible = [n for n, f in features.items() if f.dtype in _DTYPES and f.shape == ()]
@@ -254,24 +254,24 @@ def distinct_values(
 
 
 def as_text(value: Any) -> str:
-    """Returns a value of a feature as a name."""
+    """Returns a feature's value as a string."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def as_texts(column: np.ndarray) -> list[str]:
-    """Returns the values of a column as names."""
+    """Returns a column's values as strings."""
     return [as_text(value) for value in column.tolist()]
 
 
 def tff_store(name: str, cache_dir: Optional[Path]) -> Path:
-    """Returns the file of one of TFF's data sets, which TFF downloads if it is missing.
+    """Returns the file of one of TFF's datasets; TFF downloads it if it is missing.
 
     EMNIST has the splits all_train and all_test (62 classes, 3,400 writers), digits_only_train and
     digits_only_test (10 classes, 3,383 writers); Stack Overflow has 342,477 clients in the splits
     train, heldout and test.
 
     Args:
-        name: Name of the data set: emnist or stackoverflow.
+        name: Name of the dataset: emnist or stackoverflow.
         cache_dir: Folder where TFF keeps the file; TFF's default if None.
     """
     folder = Path.home() / ".tff" if cache_dir is None else cache_dir
@@ -283,7 +283,7 @@ def tff_store(name: str, cache_dir: Optional[Path]) -> Path:
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
-    """Returns the words that most of Stack Overflow's training users use."""
+    """Returns the `size` most frequent words of TFF's Stack Overflow."""
     folder = None if cache_dir is None else str(cache_dir)
     with _downloading("stackoverflow.word_count", "vocabulary", "a file of words") as datasets:
         return tuple(datasets.stackoverflow.load_word_counts(folder, size))
@@ -291,19 +291,19 @@ def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]
 
 @contextlib.contextmanager
 def _downloading(file: str, option: str, noun: str) -> Iterator[Any]:
-    """While entered, TFF's data sets download a file.
+    """Yields TFF's datasets, and raises OptionError if a download fails.
 
     Args:
         file: Name of the file, for messages.
         option: The option that replaces the file, for messages.
-        noun: The value of this option, for messages.
+        noun: What that option takes, for messages.
     """
     # The bridge loads TFF.
     from tff_agnostic.computations.tff_bridge.programs import simulation_datasets
 
     try:
         yield simulation_datasets()
-    except Exception as e:  # A download can raise anything.
+    except Exception as e:  # A download may raise any error.
         reason = " ".join(str(e).split()) or type(e).__name__
         expected = f"{noun}, as TensorFlow Federated could not download {file} ({reason})"
         raise OptionError(option, expected, Verbatim("none")) from e

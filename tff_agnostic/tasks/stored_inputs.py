@@ -1,4 +1,4 @@
-"""Inputs and labels of models from stores of features; a split as arrays for other libraries."""
+"""Reads model inputs and labels from stores of features; exports a split as arrays."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ CATEGORIES = "categories"
 
 
 class StoredInputs:
-    """The inputs of a model, from a store of features.
+    """The inputs of a model, read from a store of features.
 
-    Categories have one of two forms. With "ids", each categorical column is an input int32 [n] of
-    ids, for an embedding. With "one_hot", all columns form one vector of 0 and 1, with an entry per
-    known value in the columns' order, which extends the numbers if these are a single vector, and
-    is a separate input otherwise. Missing and unknown values have the id 0 or no entry.
+    Categories have one of two forms. With "ids", each categorical column is an input of ids, int32
+    [n], for an embedding; missing and unknown values have the id 0. With "one_hot", all categorical
+    columns form one vector of zeros and ones, with an entry for each known value, in the columns'
+    order; missing and unknown values are all zeros. If the numbers are a single vector, the one-hot
+    entries are appended to it; otherwise they are a separate input.
 
     Args:
         encoding: Form of categories: "one_hot" or "ids".
-        categories: The known values of each categorical column; the store's if None.
+        categories: The known values of each categorical column; None for the store's.
 
     Attributes:
-        features: The features to read.
+        features: The features of the store to read.
         categories: The known values of each categorical column; value k has the id k + 1.
         spec: Spec of x with a first dimension of None: a single spec, or a mapping of specs by
             name.
-        described: Meaning of the inputs.
+        described: Description of the inputs.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class StoredInputs:
         self.spec: Any = next(iter(specs.values())) if self._is_single else specs
 
     def build_x(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
-        """Returns x of a client's examples.
+        """Returns x for a client's examples.
 
         Args:
             columns: The client's columns.
@@ -142,10 +143,10 @@ class StoredInputs:
         return values[ONLY] if self._is_single else values
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns the categories' part of a `Task.fingerprint`, empty without categories."""
+        """Returns the categories' entry of a `Task.fingerprint`; empty without categories."""
         if not self.categories:
             return {}
-        # The order of the columns is the order of the inputs.
+        # The digest covers the columns' order, which is the order of the inputs.
         return {CATEGORIES: digest(repr(list(self.categories.items())).encode())}
 
 
@@ -161,7 +162,7 @@ def _values(
 
 
 def _described(description: StoreDescription, name: str) -> Input:
-    """Returns the meaning of an input of numbers."""
+    """Returns the description of a numeric input."""
     columns = description.columns
     if columns is not None and name in columns.images:
         return Whole(IMAGE, columns.images[name])
@@ -172,9 +173,9 @@ def _described(description: StoreDescription, name: str) -> Input:
 
 
 def feature_spec(feature: Feature) -> tf.TensorSpec:
-    """Returns the spec of a feature of numbers.
+    """Returns the spec of a numeric feature.
 
-    Integers are int32 for models, as in TensorFlow's embeddings and losses.
+    Models receive integers as int32, which TensorFlow's embeddings and losses use.
     """
     dtype = tf.int32 if feature.dtype == "int64" else tf.float32
     return tf.TensorSpec([None, *feature.shape], dtype)
@@ -184,7 +185,7 @@ def in_32_bits(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Returns integers as int32, and other values unchanged.
 
     Args:
-        name: Name of their feature, for messages.
+        name: Name of the feature, for messages.
         where: The client, for messages.
     """
     if values.dtype != np.int64:
@@ -203,10 +204,10 @@ class StoredLabels:
 
     Attributes:
         name: Name of the feature to read.
-        feature: Type of this feature.
+        feature: Dtype and shape of this feature.
         spec: Spec of y with a first dimension of None: int32 [n] for classes and other integers,
             float32 [n] for real numbers.
-        num_classes: Labels are in [0, num_classes); None if they are not classes.
+        num_classes: Number of classes, if labels are classes in [0, num_classes); otherwise None.
         class_names: Names of the classes; None without names.
     """
 
@@ -235,15 +236,15 @@ class StoredLabels:
         return read_labels(columns, self.num_classes, where)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns the classes' part of a `Task.fingerprint`, empty without names."""
+        """Returns the classes' entry of a `Task.fingerprint`; empty if classes have no names."""
         return {} if self.class_names is None else {"classes": ", ".join(self.class_names)}
 
 
 class ChosenLabels:
-    """Classes of another feature than the label, such as question or answer.
+    """Classes from a feature other than the label, such as question or answer.
 
     Args:
-        feature: Name of the feature, strings or integers; every value is a class.
+        feature: Name of a string or integer feature; each of its values is a class.
         splits: Names of the splits that the task reads.
 
     Attributes:
@@ -283,12 +284,12 @@ class Arrays(NamedTuple):
     """The examples of a split, client by client.
 
     Attributes:
-        x: Inputs of a model of the task `custom`: an array [n, ...], or several by name, with
-            one-hot categories; for texts their words, separated by spaces.
+        x: Inputs as in the task `custom`, with one-hot categories: an array [n, ...], or several by
+            name. Texts are strings of words separated by spaces.
         y: Labels, [n]; None for texts without labels.
-        domains: Name of the domain of each example, [n].
-        clients: Id of the client of each example, [n].
-        names: Names of the entries of x, by input if x has several; None if unknown.
+        domains: Domain name of each example, [n].
+        clients: Client id of each example, [n].
+        names: Names of the entries of x, by array if x has several arrays; None if unknown.
         class_names: Names of the classes; None without names.
     """
 

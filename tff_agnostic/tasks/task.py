@@ -16,31 +16,31 @@ from tff_agnostic.data.inputs import ModelInputs
 from tff_agnostic.data.store_format import TEST
 from tff_agnostic.models.model import Model
 
-# Name of the examples in a task's fingerprint; weights may be evaluated on other examples.
+# Key of the examples' digest in a fingerprint; a model may be evaluated on other examples.
 DATA = "data"
-# Names of the code of a user's model in a fingerprint: the file, and its imports.
+# Keys of a user model's code in a fingerprint: the file, and the files that it imports.
 MODEL_CODE = ("model", "files that the model imports")
 TEST_SPLIT = TEST
-# Validation examples, for choosing settings.
+# Split with validation examples, for choosing settings.
 HELDOUT_SPLIT = "heldout"
-# Training clients in an evaluation of the tail of their losses, which training lowers.
+# Name of the evaluated split if it is the training clients; see `evaluated_in_training`.
 TRAINING_SPLIT = "training"
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A federated learning problem with domains, loaded.
+    """A loaded task: clients, domains and a model.
 
     Attributes:
         domain_names: Names of the p domains; their order gives the domain ids.
         train: Training clients.
         test: Clients for evaluation.
         model: The model to train.
-        tracked_weights: Positions (weight, flat index) of single trainable weights whose values
-            rounds report, by name.
-        fingerprint: Digests of the inputs of training in addition to flags, such as the vocabulary,
-            by name; a run is resumed and evaluated only if they are equal.
-        test_split: Name of the split `test`: "test", "heldout" while tuning, or "training".
+        tracked_weights: Single trainable numbers whose values rounds report: (index of the weight
+            array, flat index in it), by name.
+        fingerprint: Digests, by name, of the data that training reads in addition to flags, such as
+            the vocabulary. A run is resumed and evaluated only if they are equal.
+        test_split: Name of the split in `test`: "test", "heldout" while tuning, or "training".
         remarks: Returns warnings about skipped data.
         class_names: Names of the classes; None if labels have no names.
         words: The vocabulary of texts; word k has the id k + 1.
@@ -65,7 +65,7 @@ class Task:
         return len(self.domain_names)
 
     def evaluated_in_training(self) -> Task:
-        """Returns the task with its training clients as the evaluated clients."""
+        """Returns the task with its training clients as test clients."""
         return dataclasses.replace(self, test=self.train, test_split=TRAINING_SPLIT)
 
 
@@ -118,7 +118,7 @@ class TaskSpec:
 
         Args:
             name: Name of the task, for messages.
-            values: Options that differ from the defaults; a string may represent a path.
+            values: Options that differ from the defaults; paths may be strings.
         """
         option_names = Registry(f"option of {name}", hints(self.options))
         options = {}

@@ -1,14 +1,14 @@
 """Tasks on texts: the next word, the class of a text, and the distribution of words.
 
-- `next_word`: any store of texts, with the domains that the store names. Options choose the network
-  (Reddi et al. 2021; Hard et al. 2018; section 5.3 of Mohri et al. 2019).
-- `stackoverflow`: section 5.1 of Ro et al. 2021. Domains are questions and answers, a data
-  partition: users write both. Without a store the data are TFF's; a store of any Stack Exchange
-  dump replaces them.
-- `text_classifier`: any store of texts with labels.
-- `unigram`: the distribution of words without the words before them; an example is a word. It is
-  the task of section 5.2 of Hamer, Mohri, Suresh 2020, whose base predictors are unigram models of
-  clients; its own model is a single one, for algorithms that train.
+- `next_word`: next-word prediction on any store of texts; the store names the domains. Options
+  choose the network (Reddi et al. 2021; Hard et al. 2018; section 5.3 of Mohri et al. 2019).
+- `stackoverflow`: next-word prediction as in section 5.1 of Ro et al. 2021. The domains are
+  questions and answers; clients have both. Without a store the data are TFF's; a store of any Stack
+  Exchange dump replaces them.
+- `text_classifier`: classification of texts, on any store of texts with labels.
+- `unigram`: the distribution of single words; an example is a word. It is the task of section 5.2
+  of Hamer, Mohri, Suresh 2020, where base predictors are unigram models of clients. Algorithms that
+  train use a single unigram model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec, Use
 # First bytes of SQLite files.
 _SQLITE = b"SQLite format 3\0"
 _STACKOVERFLOW_DOMAINS = ("answer", "question")
-# The feature with the domain in TFF's Stack Overflow.
+# Feature of TFF's Stack Overflow that contains the domain.
 _TYPE = "type"
 
 
@@ -64,8 +64,8 @@ class TextOptions(SplitOptions):
     """Options of every task on texts.
 
     Attributes:
-        vocabulary: Number of most frequent words in the vocabulary, or a file of its words: a
-            client store, or a text file with a word per line, the most frequent first.
+        vocabulary: Number of most frequent words to use, or a file with the words: a client store,
+            or a text file with one word per line, the most frequent first.
     """
 
     vocabulary: Union[Annotated[int, Within(least=1)], Path] = 10_000
@@ -73,7 +73,7 @@ class TextOptions(SplitOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceOptions(TextOptions):
-    """Options of tasks that read texts in order.
+    """Options of tasks in which the order of words matters.
 
     Attributes:
         sequence_length: T, number of words in one example.
@@ -87,8 +87,8 @@ class SentenceOptions(SequenceOptions):
     """Options of tasks that predict the next word.
 
     Attributes:
-        long_sentences: Treatment of the words beyond T: cut drops them, chunk continues with them
-            in the next example.
+        long_sentences: What to do with words beyond T: cut drops them; chunk puts them into the
+            next example.
     """
 
     long_sentences: Annotated[str, OneOf(LONG_SENTENCES)] = "cut"
@@ -99,10 +99,11 @@ class _Network(Options):
     """Recurrent layers.
 
     Attributes:
-        embedding: Size of the word vectors, and of the projection of each recurrent layer.
+        embedding: Size of the word vectors, and of each recurrent layer's projection.
         units: Number of units in each recurrent layer.
         layers: Number of recurrent layers.
-        tied: Whether words are scored by their own vectors, which saves a matrix of that size.
+        tied: Whether the word vectors are also the output weights, which saves a matrix of their
+            size.
     """
 
     embedding: Annotated[int, Within(least=1)] = 96
@@ -120,7 +121,7 @@ class LstmNetwork(_Network):
 
 @dataclasses.dataclass(frozen=True)
 class CifgNetwork(_Network):
-    """Layers of CIFG cells, by default those of Ro et al. 2021."""
+    """Layers of CIFG cells; the defaults are those of Ro et al. 2021."""
 
     units: Annotated[int, Within(least=1)] = 670
     tied: bool = True
@@ -148,9 +149,9 @@ class TextClassifierOptions(DomainOptions, SequenceOptions):
     """Options of the task.
 
     Attributes:
-        label_feature: Feature of the store with a text's class: label, or another string or
-            integer, such as type in a store of Stack Exchange.
-        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
+        label_feature: Feature of the store that contains a text's class: label, or another string
+            or integer feature, such as type in a store of Stack Exchange.
+        network: Layers of the model: lstm or cifg; for text_classifier mean or lstm; for emnist cnn
             or linear.
     """
 
@@ -190,12 +191,13 @@ class Corpus:
             test_split: Name of the split to evaluate on.
             to_examples: Called with a client's id and columns; returns its examples.
             labels: Labels of the texts; None without labels.
-            has_counts: Whether every text is an example: the store has the numbers of texts.
-            others: Further attributes of the task.
+            has_counts: Whether each text is one example, so that the store knows the numbers of
+                examples.
+            others: Other attributes of the task.
         """
         names = self.domains.names
         features = {TOKENS: Feature("string"), **self.domains.features}
-        # List the words first, so that a message names them if words and data have changed.
+        # The vocabulary comes first, so that messages name it if words and data have both changed.
         fingerprint = {"vocabulary": vocabulary_digest(self.words)}
         if labels is not None:
             features[labels.name] = labels.feature
@@ -215,7 +217,7 @@ class Corpus:
         )
 
     def cut_words(self, sequence_length: int, advice: str) -> list[data_warnings.Remark]:
-        """Returns the warnings about words of training clients beyond T.
+        """Returns the warnings about training clients' words beyond T, which are dropped.
 
         Args:
             sequence_length: T.
@@ -231,11 +233,11 @@ class Corpus:
 def known_words(
     options: TextOptions, frequent_words: Callable[[int], Sequence[str]]
 ) -> Sequence[str]:
-    """Returns the words of a task's vocabulary, the most frequent first.
+    """Returns a task's vocabulary, the most frequent word first.
 
     Args:
         options: The task's options.
-        frequent_words: Called with a number; returns that many of the data's most frequent words.
+        frequent_words: Maps a number to this many of the data's most frequent words.
     """
     if isinstance(options.vocabulary, int):
         return frequent_words(options.vocabulary)
@@ -246,7 +248,7 @@ def known_words(
         content = path.read_bytes()
         if content.startswith(_SQLITE):
             return load_store(path).vocabulary()
-        # Windows editors start a file with a byte order mark.
+        # Windows editors may start a file with a byte order mark.
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         problem = Verbatim(f"an unreadable file {path} ({e})")
@@ -264,7 +266,7 @@ def known_words(
 def _stored_corpus(
     options: Union[NextWordOptions, TextClassifierOptions, UnigramOptions], context: TaskContext
 ) -> Corpus:
-    """Returns the texts of a store, with the domains that the store names."""
+    """Returns a store's texts, with the domains that the options choose."""
     assert context.data is not None
     store = open_store(context.data, {TOKENS: Feature("string"), DOMAIN: Feature("string")})
     words = known_words(options, store.vocabulary)
@@ -327,7 +329,7 @@ def load_stackoverflow(options: NetworkOptions, context: TaskContext) -> Task:
 def labelled_text_task(
     corpus: Corpus, labels: AnyLabels, options: SequenceOptions, model: Model
 ) -> Task:
-    """Returns a task of texts with labels."""
+    """Returns a task that predicts the labels of texts."""
     encoder = TextEncoder(corpus.words, options.sequence_length)
     lookup_domains = corpus.domains.domain_lookup(corpus.store)
 
@@ -372,10 +374,10 @@ def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
-    """Returns the task: K + 1 outcomes, the last one for any other word."""
+    """Returns the task; outcomes are the K words of the vocabulary, and one for all other words."""
     corpus = _stored_corpus(options, context)
     num_words = len(corpus.words)
-    # Bytes, as in stores, so that no decoding is needed.
+    # Use bytes as in stores, so that texts need no decoding.
     id_by_word = {word.encode(): k for k, word in enumerate(corpus.words)}
     lookup_domains = corpus.domains.domain_lookup(corpus.store)
 

@@ -1,9 +1,9 @@
-"""Toy regression (Ro et al. 2021, appendix B): find the point nearest to the farthest domain.
+"""Toy regression (Ro et al. 2021, appendix B): find the point with the smallest worst-domain loss.
 
-Each domain is a set of points in R with centre c_i, spread over clients at random. The model is one
+Each domain is a set of points in R with mean c_i, assigned to clients at random. The model is one
 number w, and the loss of a point y is (y - w)^2. All domains have the same variance, so the worst
-domain is the one with the farthest centre. As the outermost centres are -1 and 1, the optimum is w
-= 0. FedAvg finds the mean of all points instead.
+domain is the domain with the farthest centre c_i. As the outermost centres are -1 and 1, the
+optimum is w = 0. FedAvg finds the mean of all points instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
-# Unequal sizes, so that the mean of all points is far from the answer.
+# The sizes are unequal, so that the mean of all points is far from the optimum.
 _POINTS = (100, 150, 200, 250, 300)
 _INITIAL_VALUE = 2.0
 
@@ -34,7 +34,7 @@ class ToyRegressionOptions(Options):
 
     Attributes:
         num_clients: Number of training clients.
-        spread: Standard deviation of the points around their centre.
+        spread: Standard deviation of a domain's points.
     """
 
     num_clients: int = 50
@@ -64,7 +64,7 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
     return Task(
         domain_names=tuple(f"center {c:+.1f}" for c in _CENTERS),
         train=clients,
-        # The points themselves are the problem, so they are also the test clients.
+        # Test on the training clients, as the task is to fit these points.
         test=clients,
         model=_model(tf.keras.mixed_precision.global_policy().name),
         tracked_weights={"learned value": (0, 0)},
@@ -73,8 +73,8 @@ def load(options: ToyRegressionOptions, context: TaskContext) -> Task:
 
 @functools.cache
 def _model(policy: str) -> Model:
-    """Returns the model, the same for all trials, so that they share traced functions."""
-    del policy  # Keras' policy is a part of the cache key.
+    """Returns the model; cached, so that all trials share its traces."""
+    del policy  # Keras' dtype policy is part of the cache key.
 
     def build() -> tf.keras.Model:
         initializer = tf.keras.initializers.Constant(_INITIAL_VALUE)

@@ -126,9 +126,9 @@ class Evaluator:
         """Returns the report of each model, by name; reads the clients once for all models.
 
         Args:
-            models: Weights of each model, by name. on_all: Whether to use all test clients instead
-            of the sample. states: Aggregation state of each model's private evaluation; None
-            without noise.
+            models: Weights of each model, by name.
+            on_all: Whether to use all test clients instead of the sample.
+            states: Aggregation state of each model's private evaluation; None without noise.
         """
         measured = self.measure(list(models.values()), on_all, states)
         return dict(zip(models, map(self.report, measured)))
@@ -139,9 +139,9 @@ class Evaluator:
         """Returns each model's sums over clients, from which `report` computes its report.
 
         Args:
-            models: Weights of one or more models with the same shapes. on_all: Whether to use all
-            test clients instead of the sample. states: Aggregation state of each model's private
-            evaluation; None without noise.
+            models: Weights of one or more models with the same shapes.
+            on_all: Whether to use all test clients instead of the sample.
+            states: Aggregation state of each model's private evaluation; None without noise.
         """
         num_bytes = sum(np.asarray(array).nbytes for array in tf.nest.flatten(models[0]))
         at_once = max(1, _MAX_BYTES_AT_ONCE // max(1, num_bytes))
@@ -227,7 +227,8 @@ class ChoiceReport:
 
     Attributes:
         models: Evaluation of each model, by name, on examples that clients do not use for the
-        choice. chosen: Evaluation of each client with the model that it chooses.
+            choice.
+        chosen: Evaluation of each client with the model that it chooses.
         in_hindsight: Evaluation in which each client uses, for each measure, the model with the
             client's best value on its evaluated examples.
         num_choices: Number of clients that choose each model, by name.
@@ -272,8 +273,8 @@ def evaluate_choice(
         models: Weights of each model to choose from, by name; the main model is first.
         runtime: Executes the evaluation.
         aggregation: The aggregation of client outputs.
-        share: Fraction of a client's examples for its choice, in (0, 1). seed: Seed with which
-        these examples are drawn.
+        share: Fraction of a client's examples for its choice, in (0, 1).
+        seed: Seed with which these examples are drawn.
         worst_min_examples: See `EvaluationReport`.
         percentiles: Percentiles over clients in the reports.
     """

@@ -75,8 +75,8 @@ class Observer:
         """Called before the first round.
 
         Args:
-            training: Runs the rounds. state: State before the first round, which may come from a
-            checkpoint.
+            training: Runs the rounds.
+            state: State before the first round, which may come from a checkpoint.
             last: Number of the last round.
         """
 

@@ -95,8 +95,8 @@ class PrivateEvaluation:
             then use its neighbouring relation.
 
     Attributes:
-        aggregation: The aggregation, with noise. measurement: The evaluation, with bounds on client
-        outputs.
+        aggregation: The aggregation, with noise.
+        measurement: The evaluation, with bounds on client outputs.
         bounds: Bounds of a client's output.
         mechanism: Mechanism of one model evaluation.
         num_shared: Number of clients that are both training and test clients, by id.
