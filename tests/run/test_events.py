@@ -67,7 +67,7 @@ def test_never_finite_quantity_is_named(changed, what):
     assert _message(**changed) == (
         "round 3: no client's numbers could be used (those of 4 of 5 clients are not finite): with "
         f"the weights before any training, {what} is not finite either; look at the model, its "
-        "loss and the data: no learning rate mends it"
+        "loss and the data: no learning rate fixes it"
     )
 
 

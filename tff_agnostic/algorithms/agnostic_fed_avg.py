@@ -56,7 +56,7 @@ class MeanLambda(NamedTuple):
 
     Attributes:
         mean: Mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before the first round.
-        rounds: t, the number of rounds with examples, int32.
+        rounds: Number t of rounds with examples, int32.
     """
 
     mean: tf.Tensor

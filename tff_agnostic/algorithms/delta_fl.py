@@ -86,9 +86,9 @@ class Level(NamedTuple):
     """Server state of a level.
 
     Attributes:
-        weights: w_t.
+        weights: Weights w_t of the level's model.
         optimizer_state: State of the server optimizer.
-        threshold: eta for the next round; () if each round has a survey.
+        threshold: Threshold eta for the next round; () if each round has a survey.
     """
 
     weights: core.ModelWeights
@@ -146,7 +146,7 @@ class LevelOutput(NamedTuple):
 
     Attributes:
         delta: (w_t - w_k) times `weight`, with the structure of the trainable weights.
-        weight: alpha_k times the fraction that counts, float32 scalar.
+        weight: The client's weight alpha_k times the fraction that counts, float32 scalar.
         answer: The client's answer for the next threshold; () after a survey.
     """
 
@@ -209,7 +209,7 @@ def tail_work(
     """Runs lines 6 to 8 of Algorithm 2: trains each client whose loss is in the tail.
 
     Args:
-        broadcast: w_t and eta_t of each level.
+        broadcast: Weights w_t and threshold eta_t of each level.
         num_domains: Number of domains p.
         options: Options of local training.
         thresholds: Threshold of each level.

@@ -35,9 +35,10 @@ _SHARE = core.ReportField(
     role=core.Role.DOMAIN_WEIGHT,
     is_drawn=True,
 )
-# McMahan et al. 2017, Algorithm 1: SGD on each batch's mean loss, and the average of the weights.
+# McMahan et al. 2017, Algorithm 1: clients run SGD on each batch's mean loss, and the server
+# averages their weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
-# Distinguishes this draw from a client's shuffling draws, which are numbered from 0.
+# Number of FedAvg-Sub's draw with a client's seed; shuffling draws are numbered from 0.
 _DRAW = -2
 
 
@@ -61,7 +62,7 @@ def client_work(
     and metrics during the first epoch, on each batch before its step.
     """
     weights, alpha = broadcast
-    # beta is n_k if alpha is 1.
+    # The weight beta is the number of examples n_k if alpha is 1.
     counts = core.domain_counts(num_domains, clients)
     beta = clients.map(lambda n_k: core.client_weight(alpha, n_k), counts)
     trained, sums = core.local_sgd(
@@ -84,7 +85,7 @@ def fed_avg(
         problem: The learning problem.
         name: Name of the algorithm or variation.
         alpha: Scale of each domain, p numbers; all 1 if None.
-        proximal: mu of FedProx.
+        proximal: Weight mu of FedProx's proximal term; 0 for FedAvg.
         taking_part: Expected fraction of a cohort that trains: theta of FedAvg-Sub.
     """
     scale = np.array(alpha or [1.0] * problem.num_domains, np.float32)
@@ -98,7 +99,7 @@ def fed_avg(
         weight = scale * tf.cast(r.sums[-1].domain_counts, tf.float32)
         return tf.math.divide_no_nan(weight, tf.reduce_sum(weight))
 
-    # w_t = sum_k n_k w^k / sum_k n_k is in `core.averaging`.
+    # `core.averaging` computes w_t = sum_k n_k w^k / sum_k n_k.
     return core.averaging(
         name,
         problem,
@@ -233,7 +234,7 @@ def takes_part(seed: tf.Tensor, cohort_share: float) -> tf.Tensor:
 
     Args:
         seed: Seed of each client in this round, int64.
-        cohort_share: theta, in (0, 1].
+        cohort_share: Probability theta, in (0, 1].
     """
     return uniform(seed, _DRAW) < cohort_share
 

@@ -1,4 +1,4 @@
-"""FedBoost and AFLBoost: weighted ensembles of trained predictors, of which a round sends a few.
+"""FedBoost and AFLBoost: weighted ensembles of trained predictors; each round sends only a few.
 
 FedBoost: Hamer, Mohri, Suresh 2020, "FedBoost: Communication-Efficient [...]", figure 1. The
 ensemble mixes trained predictors h_1 to h_q, and only their weights alpha are learned. A round
@@ -33,7 +33,8 @@ from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorith
 from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
 
-# Figures 1 and 2 leave open F and the sampling; entropy and (8) are this package's defaults.
+# Figures 1 and 2 leave open the mirror map F and the sampling; this package's defaults are entropy
+# and equation (8).
 _PAPER = {
     "predictor_draw": "independent",
     "gradient_estimator": "masked",
@@ -71,7 +72,7 @@ def fed_boost(
     alphas = AlphaSteps(model, options, problem.seed)
 
     def initialize() -> FedBoostState:
-        # alpha_1 = argmin F: uniform, for both mirror maps.
+        # alpha_1 = argmin F, which is uniform for both mirror maps.
         weights = core.as_tensors(model.initial_weights)
         zero = tf.constant(0)
         return FedBoostState(weights, weights.trainable[0], zero, zero)
@@ -121,7 +122,7 @@ class AflBoostState(NamedTuple):
     """The state of the server: FedBoost's state, and lambda.
 
     Attributes:
-        lambda_: Coordinates of lambda_t in Lambda.
+        lambda_: Coordinates of lambda_t in the set Lambda, float32.
         mean_lambda: lambda^A, the mean of lambda_1 to lambda_t, float32 [p].
     """
 
@@ -160,7 +161,7 @@ def afl_boost(
     baselines = options.lambda_.known_baselines(p)
 
     def initialize() -> AflBoostState:
-        # alpha_1 = argmin F: uniform, for both mirror maps.
+        # alpha_1 = argmin F, which is uniform for both mirror maps.
         weights = core.as_tensors(model.initial_weights)
         lambda_, zero = tf.constant(lambdas.initial, tf.float32), tf.constant(0)
         return AflBoostState(
@@ -180,7 +181,8 @@ def afl_boost(
         has_examples = m > 0
         weight = m if weighs_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
-        # delta_lambda,t L = (L_1, ..., L_p), at alpha~; as printed sum_j m_j / m grad_lambda L_j.
+        # delta_lambda,t L = (L_1, ..., L_p) at alpha~; in the figure, sum_j m_j / m grad_lambda
+        # L_j.
         losses = options.domain_losses(sums, expected)
         if weighs_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)
@@ -189,7 +191,8 @@ def afl_boost(
         mixture = lambdas.mixture(state.lambda_)
         return AflBoostState(
             core.ModelWeights([moved], state.weights.non_trainable),
-            # alpha^A and lambda^A include alpha_t and lambda_t, but not the next ones.
+            # alpha^A and lambda^A include alpha_t and lambda_t, but not alpha_{t+1} and
+            # lambda_{t+1}.
             running_mean(state.mean_alpha, alpha, taken, has_examples),
             lambdas.next(state.lambda_, losses, counts),
             running_mean(state.mean_lambda, mixture, taken, has_examples),

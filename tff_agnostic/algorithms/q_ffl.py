@@ -28,8 +28,8 @@ _TINY_LOSS = 1e-10
 # Powers (F_k / c)^q are clipped to [exp(_LOWEST), exp(_HIGHEST)]. Sums over a cohort then stay
 # finite, and a round in which all losses fell far below c still averages its clients.
 _LOWEST, _HIGHEST = -60.0, 50.0
-# Secure sums scale down a client whose F_k / c exceeds _MAX_LOSS_RATIO, or whose h_k exceeds 1 + q
-# _MAX_CURVATURE times its Delta_k weight.
+# Secure sums assume F_k / c <= _MAX_LOSS_RATIO and h_k / L <= (1 + q _MAX_CURVATURE) (F_k / c)^q.
+# They scale down clients beyond these limits.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
 # With q of 128 or more, `_MAX_LOSS_RATIO`^q overflows float32. Papers use q up to 15.
@@ -51,7 +51,7 @@ class QFflSums(NamedTuple):
     """Further values that a client sends.
 
     Attributes:
-        weighted_loss: F_k times h_k / L, float32 scalar.
+        weighted_loss: The loss F_k times h_k / L, float32 scalar.
         capped: 1 if the power is clipped, int64 scalar.
         negative: 1 if the loss is below 0, so that its power is undefined, int64 scalar.
     """

@@ -79,10 +79,10 @@ class LossEstimatorOptions(LambdaOptions):
         super().__post_init__()
         if isinstance(self.lambda_.update, Cvar):
             expected = "a step along estimates of the losses"
-            problem = Verbatim("cvar, which needs the losses and is in AgnosticFedAvg")
+            problem = Verbatim("cvar, which needs exact losses; agnostic_fed_avg has it")
             raise self.lambda_.error("update", expected, problem)
         if self.lambda_.baselines is not None and self.loss_estimate != "ratio":
-            expected = "ratio with baselines, which are means as no other estimate is"
+            expected = "ratio with baselines, as they are mean losses"
             raise self.error("loss_estimate", expected)
 
 

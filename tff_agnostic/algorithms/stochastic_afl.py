@@ -44,7 +44,7 @@ from tff_agnostic.domain_weights.ascent import (
 )
 from tff_agnostic.domain_weights.excess import excess_losses
 
-# Distinguish the draws of the two players.
+# Numbers of the two players, which distinguish their random draws.
 _WEIGHTS_DRAW, _LAMBDA_DRAW = 0, 1
 
 
@@ -68,9 +68,9 @@ class StochasticAflState(NamedTuple):
     """The state of the server.
 
     Attributes:
-        weights: w_t.
+        weights: Model weights w_t.
         optimizer_state: State of the server optimizer.
-        lambda_: Coordinates of lambda_t in Lambda.
+        lambda_: Coordinates of lambda_t in the set Lambda, float32.
         mean_weights: w_A, the mean of w_1 to w_t; w_0 before the first round.
         mean_lambda: lambda_A, the mean of lambda_1 to lambda_t, float32 [p]; lambda_0 before the
             first round.
@@ -123,15 +123,17 @@ def stochastic_afl(
 
     Args:
         problem: The learning problem.
-        options: The settings.
+        options: Options of the algorithm.
         weights_gradient: Called with lambda and a seed; returns the domain weights in w's gradient.
             Figure 4 uses `drawn_by_lambda`.
         lambda_gradient: Called with the losses and a seed; returns lambda's gradient. Figure 4 uses
             `one_drawn_loss`.
         slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
-        decay: Called with t, float32, from 1; returns the factor of both players' steps (F.2).
+        decay: Maps the number t of the step, float32 from 1, to the factor of both players' steps
+            (F.2).
         optimistic: Whether both players step along 2 g_{t-1} - g_{t-2} (F.3).
-        weights_radius: Radius of the ball W around 0; if None, W is all weights.
+        weights_radius: Radius of the ball W around 0 to which the weights are projected; None to
+            not project.
     """
     model, p = problem.model, problem.num_domains
     if model.constraint is not None:
@@ -142,7 +144,7 @@ def stochastic_afl(
     optimizer = options.server.build(model)
     ascent = lambda_ascent(options.lambda_, problem.domain_names, problem.expected_counts, slope)
     holdout = options.holdout(problem.seed)
-    # n_i for trained and for measured examples.
+    # Expected counts n_i of trained and of measured examples.
     counts = problem.expected_counts or (1.0,) * p, problem.expected_kept_out
     expected_trained = np.asarray(holdout.trained_part(*counts), np.float32)
     expected_measured = np.asarray(holdout.measured_part(*counts), np.float32)
@@ -269,7 +271,7 @@ ALGORITHM = core.AlgorithmSpec(
     options=StochasticAflOptions,
     traits=frozenset({core.Trait.PARTITION_BLIND}),
     paper_settings={
-        # Figure 3, with the per-domain gradient of its section 4.
+        # The paper's figure 3, with the per-domain gradient of its section 4.
         "server_optimizer": "sgd",
         "lambda_update": "projected_gradient",
         "loss_estimate": "unbiased",

@@ -40,17 +40,18 @@ from tff_agnostic.base.options import Options, Within
 from tff_agnostic.computations.histograms import LogGrid
 
 GRID = LogGrid(num_bins=1025)
-_OFF_GRID = f"those below 0 or of {GRID.upper:g} and more, which share a bin"
+_OFF_GRID = f"losses below 0 or of {GRID.upper:g} and more, which share a bin"
 # Bin indices before the grid's first bin: for losses below 0, and for the threshold before any loss
 # is known.
 _BELOW_ZERO, _BELOW_ALL = -1, -2
-# Relative rounding errors of weight sums: in floating point, 0.29 * 100 is less than 29.
+# Relative tolerances for rounding errors in sums of weights: in floating point, 0.29 * 100 is less
+# than 29.
 _ROUNDING = 1e-12
 _SMOOTHED_ROUNDING = 1e-9
 # First tracked eta, as a fraction of the mean loss. Too high an eta would fall slowly, and no
 # client would train meanwhile.
 _FIRST_PART = 0.1
-# Three digits of 11 bits hold a float32.
+# A loss key has three digits of 11 bits, which hold a float32.
 _DIGIT_BITS = 11
 _FIRST_SHIFT = 2 * _DIGIT_BITS
 _NUM_DIGITS = 2**_DIGIT_BITS
@@ -88,7 +89,7 @@ class TrackedThreshold(Options):
     """Threshold that each round multiplies by a factor, without a survey.
 
     Attributes:
-        rate: Step size of log(eta).
+        rate: Step size with which log(eta) moves in a round.
     """
 
     rate: Annotated[float, Within(above=0)] = 0.2
@@ -111,7 +112,8 @@ class SmoothBoundary(Options):
     """Clients above the threshold count more, the larger their losses (smoothed objective).
 
     Attributes:
-        width: nu: a client counts in full if its loss exceeds the threshold by at least this.
+        width: Distance nu: a client counts in full if its loss exceeds the threshold by at least
+            nu.
     """
 
     width: Annotated[float, Within(above=0)] = 0.1
@@ -150,9 +152,9 @@ class Digits(NamedTuple):
     """The digit of the loss keys that a survey counts.
 
     Attributes:
-        prefix: The digits before it; losses with other earlier digits are not counted, int64
+        prefix: Digits before the counted digit; only losses with this prefix are counted, int64
             scalar.
-        shift: Number of bits in the digits after it, int64 scalar.
+        shift: Number of bits after the counted digit, int64 scalar.
     """
 
     prefix: tf.Tensor
@@ -160,7 +162,7 @@ class Digits(NamedTuple):
 
 
 class Threshold(Protocol):
-    """A method to find eta, where a level's tail starts: a `Cut`, or a loss, float32 scalar."""
+    """A method to find a level's threshold eta: a `Cut`, or a loss, float32 scalar."""
 
     theta: float
 
@@ -179,9 +181,9 @@ class Threshold(Protocol):
         """Returns one client's statistic of its loss.
 
         Args:
-            question: The question of a survey; without surveys, eta.
-            loss: F_k, float32 scalar.
-            weight: alpha_k, int64 scalar.
+            question: The survey's question; eta if there are no surveys.
+            loss: The client's loss F_k, float32 scalar.
+            weight: The client's weight alpha_k, int64 scalar.
         """
 
     def bounds(self, heaviest: float, max_loss: float) -> Any:
@@ -252,7 +254,7 @@ def find_quantile(
 
 
 def exact_share(quantile: Quantile) -> tf.Tensor:
-    """Returns the fraction of weight that clients at the quantile keep, so that theta counts.
+    """Returns the fraction that clients at the quantile keep, so that theta of the weight counts.
 
     It follows from the distribution pi that maximises sum_k pi_k F_k subject to pi_k <= alpha_k /
     theta: pi_k is alpha_k / theta above the quantile, and clients at the quantile share the rest.
@@ -265,7 +267,8 @@ def exact_share(quantile: Quantile) -> tf.Tensor:
 def paper_share(quantile: Quantile) -> tf.Tensor:
     """Returns 1: in line 6 of Algorithm 2, all clients with F_k >= Quantile(1 - theta) count.
 
-    More than theta of the weight may count: 51 of 100 equal clients at theta = 0.5.
+    More than a fraction theta of the weight may count: for example, 51 of 100 clients with equal
+    weights at theta = 0.5.
     """
     del quantile
     return tf.constant(1.0)
@@ -285,7 +288,7 @@ class _HistogramThreshold(Threshold):
 
     def next(self, eta: Any, *answers: tf.Tensor) -> Any:
         if self.theta == 1:
-            # FedAvg: no client's fraction may be rounded below 1.
+            # This is FedAvg: no client's fraction may be rounded below 1.
             return self.initial()
         is_known = self.total(*answers) > 0
         return tf.nest.map_structure(
@@ -329,7 +332,7 @@ class _Binned(_HistogramThreshold):
         return Cut(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
 
     def loss(self, eta: Cut) -> tf.Tensor:
-        # The centre of the bin; 0 for losses below 0.
+        # The threshold's loss is the centre of its bin; 0 for the bin of losses below 0.
         center = tf.gather(tf.constant(GRID.centers(), tf.float32), tf.maximum(eta.bin, 0))
         return tf.where(tf.equal(eta.bin, _BELOW_ZERO), 0.0, center)
 
@@ -354,7 +357,7 @@ class _Refined(_HistogramThreshold):
         return self._search(answers)[0]
 
     def answer(self, question: Digits, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        # The weight at the loss's digit; zeros if the loss has another prefix.
+        # Add the weight at the loss's digit, or nothing if the loss has another prefix.
         digits = tf.bitwise.right_shift(loss_key(loss), question.shift)
         prefix = tf.bitwise.right_shift(digits, tf.constant(_DIGIT_BITS, tf.int64))
         digit = tf.bitwise.bitwise_and(digits, tf.constant(_NUM_DIGITS - 1, tf.int64))
@@ -366,7 +369,7 @@ class _Refined(_HistogramThreshold):
         return Cut(digits.prefix, self.share_at(quantile))
 
     def loss(self, eta: Cut) -> tf.Tensor:
-        # NaN before any loss is known, and if all clients count.
+        # The threshold's loss is NaN before any loss is known, and if all clients count.
         return tf.where(eta.bin > self.initial().bin, loss_from_key(eta.bin), np.nan)
 
     def _search(self, answers: Sequence[tf.Tensor]) -> tuple[Digits, Any]:
@@ -420,18 +423,18 @@ class _Tracked(Threshold):
 
     def next(self, eta: tf.Tensor, *answers: TailShare) -> tf.Tensor:
         if self.theta == 1:
-            # FedAvg: a threshold that follows falling losses would exclude clients.
+            # This is FedAvg: a threshold that follows falling losses would exclude clients.
             return self.initial()
         (sums,) = answers
         total = tf.cast(sums.total, tf.float32)
-        # eta exp(-r (below / total - (1 - theta)))
+        # The next eta is eta exp(-rate (below / total - (1 - theta))).
         below = tf.math.divide_no_nan(tf.cast(sums.below, tf.float32), total)
         moved = eta * tf.exp(-self.rate * (below - (1.0 - self.theta)))
         first = tf.maximum(_FIRST_PART * tf.math.divide_no_nan(sums.weighted_loss, total), 0.0)
         return tf.where(sums.total > 0, tf.where(eta > 0, moved, first), eta)
 
     def unordered(self, loss: float, mean_loss: float) -> str:
-        among = "those of 0 and below on average, which factors do not reach"
+        among = "losses whose mean is at most 0, where factors cannot move it"
         return among if loss <= 0 and mean_loss <= 0 else ""
 
 
@@ -443,7 +446,7 @@ class _Smoothed(_HistogramThreshold):
     nu: float
 
     def initial(self) -> tf.Tensor:
-        # No loss is below 0.
+        # At -nu all clients count in full, as no loss is below 0.
         return tf.constant(-self.nu)
 
     def share(self, eta: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
@@ -453,7 +456,7 @@ class _Smoothed(_HistogramThreshold):
         return smoothed_eta(answers[0], self.theta, self.nu)
 
     def unordered(self, loss: float, mean_loss: float) -> str:
-        # Losses of at least 0 all count in full at -nu.
+        # At -nu all losses of at least 0 count in full.
         is_off = loss < -1.01 * self.nu or loss > GRID.upper - 2 * self.nu
         return _OFF_GRID if is_off else ""
 

@@ -39,7 +39,7 @@ class TermMemory(NamedTuple):
     """The server's memory between rounds, which is broadcast to the clients.
 
     Attributes:
-        tilt: t; 0 before any loss is known.
+        tilt: t of TERM; 0 before any loss is known.
         center: c, the mean of the last round's F_k with that round's client weights.
         mean_loss: Mean loss of the last round's examples; assumed as F_k of clients without
             measured examples.
@@ -54,7 +54,7 @@ class TermSums(NamedTuple):
     """Further values that a client sends.
 
     Attributes:
-        weighted_loss: F_k times the weight, float32 scalar.
+        weighted_loss: The loss F_k times the client's weight, float32 scalar.
         capped: 1 if the exponent is clipped, int64 scalar.
     """
 
@@ -101,7 +101,7 @@ def client_work(
 
 def term(problem: core.Problem, options: TermOptions) -> core.Algorithm:
     """Returns TERM over clients; the first round with examples is a FedAvg round."""
-    # w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k) is in `core.averaging`.
+    # `core.averaging` computes w^{t+1} = sum_k p_k exp(t F_k) w_k / sum_k p_k exp(t F_k).
     holdout = options.holdout(problem.seed)
 
     def remember(memory: TermMemory, summed: core.TrainingOutput) -> TermMemory:

@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # These modules load Keras.
+    # Import on first use, because these modules load Keras.
     if name == "CIFG":
         from tff_agnostic.models.cifg import CIFG
 

@@ -17,7 +17,8 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.models.metrics import ColumnLoss
 from tff_agnostic.models.model import ModelWeights
 
-# Rows of the synthetic examples in each batch. The last row is zeros, like padding.
+# Number of synthetic examples, and the rows of each compared batch. The last row is zeros, like
+# padding.
 _NUM_ROWS = 5
 _BATCH = (0, 1, 2)
 _SAME_SIZE = ((0, 3, 4), (4, 3, 2))
@@ -28,7 +29,7 @@ _SAME_SIZE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 _ALONE_TOLERANCE = {"rtol": 0.2, "atol": 0.05}
 _NOISE = 0.1
 
-# Examples [n, ...] -> outputs [n, ...], both in any structure.
+# Maps examples [n, ...] to outputs [n, ...]; both may be structures.
 PerExample = Callable[[Any], Any]
 _T = TypeVar("_T")
 
@@ -93,7 +94,7 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
         elif one.dtype.is_integer or one.dtype.is_bool:
             values = rng.integers(largest_integer + 1, size=shape)
             if len(shape) == 1:
-                # Labels of neighbouring rows differ.
+                # Make the labels of neighbouring rows differ.
                 values = np.arange(_NUM_ROWS) % (largest_integer + 1)
         else:
             raise UserError(

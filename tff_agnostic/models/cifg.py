@@ -47,11 +47,11 @@ def cifg(
 
     Args:
         x: Inputs, float [B, T, in].
-        mask: bool [B, T], or None for all True. Where it is False, r and c do not change.
-        kernel: W, [in, 3u].
-        recurrent_kernel: U, [r, 3u].
-        bias: b, [3u].
-        projection: P, [u, r], or None: then r_t = h_t.
+        mask: Mask, bool [B, T]; None for all True. Where it is False, r and c do not change.
+        kernel: Kernel W, [in, 3u].
+        recurrent_kernel: Recurrent kernel U, [r, 3u].
+        bias: Bias b, [3u].
+        projection: Projection P, [u, r], or None: then r_t = h_t.
 
     Returns:
         r_1 to r_T, [B, T, r]. They are differentiable with respect to x and the weights, to any
@@ -155,17 +155,17 @@ def as_lstm(
     U.
 
     Args:
-        kernel: W, [in, 3u]; gates f, g, o.
-        recurrent_kernel: U, [r, 3u].
-        bias: b, [3u].
-        projection: P, [u, r], or None.
+        kernel: Kernel W, [in, 3u]; gates f, g, o.
+        recurrent_kernel: Recurrent kernel U, [r, 3u].
+        bias: Bias b, [3u].
+        projection: Projection P, [u, r], or None.
 
     Returns:
         Kernel [in, 4u], recurrent kernel [u, 4u] and bias [4u]; gates i, f, g, o.
     """
     units = bias.shape[0] // 3
     if projection is not None:
-        # P U in float64, so that each entry is rounded once.
+        # Compute P U in float64, so that each entry is rounded once.
         product = projection.astype(np.float64) @ recurrent_kernel.astype(np.float64)
         recurrent_kernel = product.astype(recurrent_kernel.dtype)
 
@@ -213,7 +213,7 @@ class CIFG(RecurrentLayer):
         super().build(input_shape)
 
     def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
-        """Returns r for all steps."""
+        """Returns the outputs r_1 to r_T."""
         weights = [self.kernel, self.recurrent_kernel, self.bias]
         if self.projection_units is not None:
             weights.append(self.projection_kernel)

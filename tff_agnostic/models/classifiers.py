@@ -19,7 +19,7 @@ def emnist_cnn(num_classes: int = 62, seed: int = 0) -> Model:
     cross-entropy. Models that only differ in their seeds are equal, and traced once.
 
     Args:
-        num_classes: 62 for digits and letters, 10 for digits.
+        num_classes: Number of classes: 62 for digits and letters, 10 for digits.
         seed: Seed of the initial weights.
     """
     model = _emnist_cnn(num_classes, tf.keras.mixed_precision.global_policy().name)
@@ -73,7 +73,7 @@ def emnist_linear(num_classes: int = 62) -> Model:
     zero.
 
     Args:
-        num_classes: 62 for digits and letters, 10 for digits.
+        num_classes: Number of classes: 62 for digits and letters, 10 for digits.
     """
     return _emnist_linear(num_classes, tf.keras.mixed_precision.global_policy().name)
 

@@ -85,10 +85,10 @@ def model_from_keras(
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
     if not (trainable or non_trainable or keras_model.built):
-        # Keras 2 raises a similar error by itself.
+        # Check this for Keras 3; Keras 2 raises a similar error by itself.
         raise ValueError(
             f"weights of the model {keras_model.name!r} have not yet been created: its first layer "
-            "is to be a tf.keras.Input"
+            "must be a tf.keras.Input"
         )
     predict = _model_call(keras_model, trainable + non_trainable)
 
@@ -184,13 +184,13 @@ def _description(model: Model) -> Optional[str]:
     # A layer's configuration does not contain its adapted state.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         return None
-    # Keras' wrapper may contain a user's function.
+    # A Keras loss may wrap a user's function.
     computed_by = (type(loss), getattr(loss, "fn", type(loss)))
     if not isinstance(loss, tf.keras.losses.Loss) or not all(map(_is_keras_object, computed_by)):
         return None
     try:
         with warnings.catch_warnings():
-            # Keras warns about lambdas in configurations.
+            # Suppress Keras' warnings about lambdas in configurations.
             warnings.simplefilter("ignore")
             config = json.loads(keras_model.to_json())
         loss_text = json.dumps([type(loss).__name__, loss.get_config()], sort_keys=True)
@@ -293,7 +293,7 @@ def _checked(model: Model) -> Model:
     """Traces and checks a model; returns it with the loss of `per_example_loss`.
 
     Raises:
-        ValueError: If the traced calls fail a check.
+        ValueError: If a check of the model's traced calls fails.
     """
     # Losses that a call adds would be missing from the objective.
     layers_with_losses: list[str] = []
@@ -436,7 +436,7 @@ class _WeightFunctions:
     """Functions that each take one trainable weight.
 
     Attributes:
-        functions: Pairs of the position of a trainable weight and its function, at least one.
+        functions: One or more pairs of a trainable weight's position and its function.
     """
 
     functions: tuple[tuple[int, Callable[[tf.Tensor], tf.Tensor]], ...]
@@ -492,11 +492,10 @@ def _constraints(trainable: Sequence[tf.Variable]) -> Optional[WeightConstraints
                 f"{place}: expected a constraint that TensorFlow can trace, found {kind}, which "
                 f"raises {type(e).__name__}"
             ) from e
-        # The server applies the constraint again after averaging.
+        # The constraint must be idempotent, as the server applies it again after averaging.
         if not np.allclose(traced(once), once, rtol=1e-4, atol=1e-5):
             raise ValueError(
-                f"{place}: expected a constraint that keeps weights that meet it, found {kind}, "
-                "which changes its results when it is applied again"
+                f"{place}: expected a constraint that does not change its own results, found {kind}"
             )
     return WeightConstraints(tuple(constraints)) if constraints else None
 
@@ -587,7 +586,7 @@ def last_layer(model: Model) -> LastLayer:
     layers, frozen = _layer_weights(model), set(model.frozen)
     trained = set().union(*layers.values()) - frozen
     last = max(trained)
-    # Of nested layers choose the innermost, which comes after the layers that contain it.
+    # If layers are nested, choose the innermost, which comes after the layers that contain it.
     holders = [n for n in layers if last in layers[n]]
     name = min(reversed(holders), key=lambda n: len(layers[n]))
     others = [
@@ -637,7 +636,7 @@ def _layer_weights(model: Model) -> Mapping[str, set[int]]:
     """Maps each layer's name to the positions of its trainable weights."""
     keras_model = model.keras_model
     if keras_model is None:
-        raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another"))
+        raise OptionError(_FROZEN_LAYERS, "a task with a Keras model", Verbatim("another model"))
     position_by_id = {id(weight): k for k, weight in enumerate(keras_model.trainable_weights)}
     result: dict[str, set[int]] = {}
     for layer in model_layers(keras_model):

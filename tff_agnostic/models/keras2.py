@@ -100,7 +100,7 @@ class Keras2:
             tf.keras.Input(x.shape[1:], batch_size=x.shape[0], dtype=x.dtype, name=layer.name)
             for x, layer in zip(keras_model.inputs, keras_model._input_layers)
         ]
-        # As in Keras' own traversal: a list of copies of each tensor, one for each use.
+        # As in Keras' own traversal, each tensor has a list of copies, one for each use.
         uses: Mapping[str, int] = keras_model._tensor_usage_count
         values = {
             str(id(x)): [new] * uses[str(id(x))] for x, new in zip(keras_model.inputs, inputs)
@@ -111,7 +111,7 @@ class Keras2:
                 if node.is_input:
                     continue
                 args, kwargs = node.map_arguments(values)
-                # A layer that is called twice has one form.
+                # Create one form even if a layer is called twice.
                 if id(node.layer) not in forms:
                     forms[id(node.layer)] = make_form(node.layer)
                 outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
@@ -225,7 +225,7 @@ class StatelessGenerator(LayerSeeds):
     """The methods of `keras.backend.RandomGenerator` that layers use, with stateless seeds."""
 
     def make_seed_for_stateless_op(self) -> tf.Tensor:
-        """Returns a seed that is unique to this call, int32 [2]."""
+        """Returns a new seed, int32 [2]."""
         return self.next()
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:

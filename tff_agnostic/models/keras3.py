@@ -83,8 +83,8 @@ class Keras3:
         keras_model: tf.keras.Model,
         make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
-        """Clones the graph; forms replace the layers' calls."""
-        # A layer that is called twice has one form. Functions of `keras.ops` have none.
+        """Clones the graph, and calls the functions from `make_form` instead of the layers."""
+        # Create one form even if a layer is called twice. Functions of `keras.ops` have no form.
         form = functools.cache(make_form)
 
         def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:

@@ -96,7 +96,7 @@ class KerasPlatform(Protocol):
 
         Args:
             source: The path of a file, or an open HDF5 file.
-            classes: Classes of layers in addition to Keras' own, by name.
+            classes: Layer classes that are not Keras' own, by name.
             safe_mode: Whether Keras rejects lambdas.
         """
 
@@ -111,7 +111,7 @@ class KerasPlatform(Protocol):
 
 @functools.cache
 def keras_platform() -> KerasPlatform:
-    """Returns the platform of this process; loads TensorFlow."""
+    """Returns the `KerasPlatform` of the installed Keras; loads TensorFlow."""
     # Not every release exposes its version in `tf.keras`.
     if hasattr(tf.keras, "StatelessScope"):
         from tff_agnostic.models.keras3 import Keras3
@@ -135,7 +135,7 @@ class LayerSeeds:
         self._calls = 0
 
     def next(self) -> tf.Tensor:
-        """Returns a seed that is unique to this call, int32 [2]."""
+        """Returns a new seed, int32 [2]."""
         self._calls += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
 

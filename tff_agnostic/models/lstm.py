@@ -59,7 +59,7 @@ def scan(
     Args:
         step: Maps (state, input) to (next state, tensors to save).
         initial: The state before the first step, tensors [B, ...] of one dtype.
-        mask: bool [B, 1] for each step, or None. Where it is False the state does not change.
+        mask: Mask of each step, bool [B, 1], or None. Where it is False the state does not change.
         num_saved: Number of tensors that a step saves.
 
     Returns:
@@ -161,7 +161,7 @@ def flat(x: tf.Tensor) -> tf.Tensor:
 
 
 def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Returns the sum over T and B of outer products of [T, B, m] and [T, B, n]: [m, n]."""
+    """Returns the outer products of a [T, B, m] and b [T, B, n], summed over T and B, [m, n]."""
     return tf.matmul(flat(a), flat(b), transpose_a=True)
 
 
@@ -277,9 +277,9 @@ class RecurrentLayer(tf.keras.layers.Layer):
         """Returns Keras' own LSTM with this layer's name and units.
 
         Args:
-            kernel: [in, 4u]; gates i, f, g, o.
-            recurrent_kernel: [u, 4u].
-            bias: [4u].
+            kernel: Kernel [in, 4u]; gates i, f, g, o.
+            recurrent_kernel: Recurrent kernel [u, 4u].
+            bias: Bias [4u].
         """
         layer = tf.keras.layers.LSTM(
             self.units,
@@ -345,10 +345,10 @@ def lstm(
 
     Args:
         x: Inputs, float [B, T, in].
-        mask: bool [B, T], or None for all True. Where it is False, h and c do not change.
-        kernel: W, [in, 4u].
-        recurrent_kernel: U, [u, 4u].
-        bias: b, [4u].
+        mask: Mask, bool [B, T]; None for all True. Where it is False, h and c do not change.
+        kernel: Kernel W, [in, 4u].
+        recurrent_kernel: Recurrent kernel U, [u, 4u].
+        bias: Bias b, [4u].
 
     Returns:
         h_1 to h_T, [B, T, u]. They are differentiable with respect to x and the weights, to any
@@ -445,7 +445,7 @@ class LSTM(RecurrentLayer):
         super().build(input_shape)
 
     def run(self, x: tf.Tensor, mask: Optional[tf.Tensor]) -> tf.Tensor:
-        """Returns h for all steps."""
+        """Returns the states h_1 to h_T."""
         weights = (self.kernel, self.recurrent_kernel, self.bias)
         return lstm(x, mask, *(tf.cast(w, x.dtype) for w in weights))
 

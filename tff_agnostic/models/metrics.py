@@ -41,7 +41,7 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     """Returns the cross-entropy of each example, in the dtype of `scores`, [n].
 
     Args:
-        labels: int [n], in [0, classes).
+        labels: Labels, int [n], in [0, classes).
         scores: Logits, float [n, classes].
     """
 
@@ -102,7 +102,7 @@ def _minus_at(rows: tf.Tensor, labels: tf.Tensor, values: tf.Tensor) -> tf.Tenso
     """Subtracts values [n] from rows [n, classes] in the column of each row's label."""
     num_classes = rows.shape[-1]
     if num_classes is not None and num_classes < _MANY_CLASSES:
-        # Unlike scattering, a product has a vectorised form.
+        # TensorFlow can vectorise this product, but not scattering.
         return rows - tf.one_hot(labels, num_classes, dtype=rows.dtype) * values[:, tf.newaxis]
     positions = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), labels], axis=1)
     return tf.tensor_scatter_nd_sub(rows, positions, values)
@@ -124,7 +124,7 @@ def word_cross_entropies(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
     Args:
         labels: Ids, int [n, T].
-        scores: float [n, T, ids].
+        scores: Scores, float [n, T, ids].
     """
     rows = tf.reshape(scores, [-1, scores.shape[-1]])
     per_word = sparse_cross_entropy(tf.reshape(labels, [-1]), rows)
@@ -219,7 +219,7 @@ class Metric:
 def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
     correct = tf.cast(tf.equal(predicted, labels), tf.float32)
-    # tf.ones_like has no vectorised form.
+    # TensorFlow cannot vectorise tf.ones_like.
     return correct, tf.ones(tf.shape(correct))
 
 
@@ -317,7 +317,7 @@ def text_metrics(ids: TokenIds, sequence_length: int) -> tuple[Metric, ...]:
     """Returns perplexity and both in-vocabulary accuracies.
 
     Args:
-        sequence_length: T, the maximum number of words of a sentence.
+        sequence_length: T, the maximum number of words in a sentence.
     """
     return (
         perplexity(sequence_length),

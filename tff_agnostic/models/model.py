@@ -18,7 +18,7 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.models.metrics import Metric
 
 Weights = Sequence["tf.Tensor"]
-# The bridge is in a higher layer of the package, so it is imported only on use.
+# Module of the bridge to TFF, which is imported on use because it is in a higher layer.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.models"
 
 

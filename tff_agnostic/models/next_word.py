@@ -79,7 +79,7 @@ def next_word_model(
     that differ only in their seeds are equal, and traced once.
 
     Args:
-        sequence_length: T.
+        sequence_length: Number T of ids per example.
         expected_length: Divisor of a sentence's summed loss; None for the mean.
         seed: Seed of the initial weights.
     """
@@ -164,7 +164,7 @@ def next_word_lstm(
 
     Args:
         embedding: Size of the word vectors, and of the projection after each LSTM.
-        sequence_length: T.
+        sequence_length: Number T of ids per example.
         expected_length: Divisor of a sentence's summed loss; None for the mean.
         seed: Seed of the initial weights.
     """
@@ -208,7 +208,7 @@ def keyboard_cifg(
 
     Args:
         projection: Size of the state's projection, and of the word vectors.
-        sequence_length: T.
+        sequence_length: Number T of ids per example.
         expected_length: Divisor of a sentence's summed loss; None for the mean.
         embedding_scale: See `NextWordNetwork`.
         seed: Seed of the initial weights.
@@ -291,7 +291,7 @@ def text_classifier(
     differ only in their seeds are equal, and traced once.
 
     Args:
-        sequence_length: T.
+        sequence_length: Number T of ids per example.
         seed: Seed of the initial weights.
     """
     policy = tf.keras.mixed_precision.global_policy().name

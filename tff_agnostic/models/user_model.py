@@ -32,7 +32,7 @@ NUM_ROWS = 2
 # Maximum number and size of the models kept so that later models can share their functions. For
 # larger models tracing is cheap compared with training.
 _MAX_KEPT, _MAX_KEPT_PARAMETERS = 4, 10_000_000
-# Columns of metrics.csv that are not metrics.
+# Names that metrics may not have, as they are other columns of metrics.csv.
 _TAKEN = ("loss", "num_examples")
 
 Shapes = Union[tuple[int, ...], Mapping[str, tuple[int, ...]]]
@@ -128,10 +128,10 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
       loss has `from_logits`, as `BinaryCrossentropy` does); real labels with known range and a
       single output have mean absolute and root mean squared error; next words have `text_metrics`.
 
-    Modules next to the file can be imported.
+    The file can import modules in its folder.
 
     Args:
-        file: The executed file.
+        file: The user's file, already executed.
         seed: Seed of the initial weights.
     """
     build = file.function(_FUNCTION, "data")

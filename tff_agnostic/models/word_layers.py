@@ -16,7 +16,7 @@ class DenseOverSteps(tf.keras.layers.Dense):
     """Dense layer that reshapes [n, T, in] to [n T, in], so that TensorFlow fuses the bias."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns [n, T, units]."""
+        """Returns the outputs, [n, T, units]."""
         rows = super().call(tf.reshape(inputs, [-1, inputs.shape[-1]]))
         return tf.reshape(rows, [-1, inputs.shape[1], self.units])
 
@@ -98,7 +98,7 @@ def _keras_layer(
     return getattr(tf.keras.layers, kind)(name=name, dtype=dtype, **arguments)
 
 
-# Saved configurations contain these names.
+# Keep the class names that saved configurations contain.
 DenseOverSteps.__name__ = "_DenseOverSteps"
 TiedEmbedding.__name__ = "_TiedEmbedding"
 WordMean.__name__ = "_MeanOfWords"

@@ -196,9 +196,9 @@ def check_tail(tail: float, delta: float) -> None:
     if tail > _TAIL_SHARE * delta:
         raise OptionError(
             "delta",
-            f"at least {tail / _TAIL_SHARE:.3g}, {1 / _TAIL_SHARE:g} times the probability of "
-            "noise beyond the tail of its generator over the whole run",
-            Verbatim(f"{delta:.3g}: fewer rounds make it less"),
+            f"at least {tail / _TAIL_SHARE:.3g}, {1 / _TAIL_SHARE:g} times the probability "
+            "that noise exceeds its generator's tail during the run",
+            Verbatim(f"{delta:.3g}: fewer rounds lower this minimum"),
         )
 
 

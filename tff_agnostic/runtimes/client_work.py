@@ -454,7 +454,7 @@ CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optiona
 def _largest_group(compiled: CompiledClientWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
     gathered = work.gathered_bytes
-    # Of tables, count only the rows that a client gathers: clients share the tables.
+    # If a model is a table, count only the rows that a client gathers: clients share the table.
     model = work.message_bytes if gathered is None else num_rows * gathered
     # An estimate: weights and their updates, outputs and their encoding, a batch and its gradients.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes

@@ -296,7 +296,7 @@ def _downloading(file: str, option: str, noun: str) -> Iterator[Any]:
     Args:
         file: Name of the file, for messages.
         option: The option that replaces the file, for messages.
-        noun: What that option takes, for messages.
+        noun: Noun phrase for that option's value, for messages.
     """
     # The bridge loads TFF.
     from tff_agnostic.computations.tff_bridge.programs import simulation_datasets

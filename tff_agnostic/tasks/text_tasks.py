@@ -87,8 +87,8 @@ class SentenceOptions(SequenceOptions):
     """Options of tasks that predict the next word.
 
     Attributes:
-        long_sentences: What to do with words beyond T: cut drops them; chunk puts them into the
-            next example.
+        long_sentences: Treatment of words beyond T: cut drops them; chunk puts them into the next
+            example.
     """
 
     long_sentences: Annotated[str, OneOf(LONG_SENTENCES)] = "cut"
@@ -220,7 +220,7 @@ class Corpus:
         """Returns the warnings about training clients' words beyond T, which are dropped.
 
         Args:
-            sequence_length: T.
+            sequence_length: Maximum number T of words per example.
             advice: Advice on how to keep these words.
         """
         # TFF's stores do not count their sentences.

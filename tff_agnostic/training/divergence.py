@@ -49,7 +49,7 @@ def diverged(
         return UserError(
             f"round {round_num}: {problem}: with the weights before any training, {never_finite} "
             "is not finite either; look at the model, its loss and the data: no learning rate "
-            "mends it"
+            "fixes it"
         )
     return Diverged(f"round {round_num}: the model has diverged: {problem}; lower {LEARNING_RATES}")
 

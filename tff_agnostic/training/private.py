@@ -263,7 +263,7 @@ class PrivateTraining:
         if plan.sampling != "turns":
             raise OptionError(
                 "cohort_sampling",
-                "turns with tree privacy, whose account is of how often a client takes part",
+                "turns with tree privacy, whose account limits how often a client takes part",
                 plan.sampling,
             )
         return Participations(
@@ -275,8 +275,8 @@ class PrivateTraining:
         if SecurityProperty.SECURE_SUMS not in self._inner.guarantees:
             raise OptionError(
                 "aggregation",
-                "secure sums with distributed privacy, where the noise of a client hides it only "
-                "in a sum with hidden parts",
+                "secure sums with distributed privacy, as one client's noise does not hide its "
+                "values",
                 Verbatim("other sums"),
             )
         clients = self._noisy_cohorts

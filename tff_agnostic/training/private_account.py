@@ -145,7 +145,7 @@ class PrivateAccount:
         return self.accountant.epsilon(*self.counts(rounds))
 
     def counts(self, rounds: int) -> list[int]:
-        """Returns how many releases each of the accountant's mechanisms has made up to a round."""
+        """Returns the number of releases up to a round, for each of the accountant's mechanisms."""
         return self._counts(rounds, self.evaluations(rounds))
 
     def _counts(self, rounds: int, evaluations: int) -> list[int]:

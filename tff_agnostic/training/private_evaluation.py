@@ -293,7 +293,7 @@ def _counting(task: Task) -> ClassCounting:
     if counting is None:
         raise OptionError(
             "private_evaluation",
-            "statistics only with a model that answers with few enough classes to count",
+            "statistics only with a classifier of few enough classes to count",
             Verbatim("statistics with another model"),
         )
     return counting
@@ -370,9 +370,9 @@ def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> Evaluation
 
     Totals are clipped to [0, number of clients times their maximum value]. Histograms get
     nonnegative entries that sum to the number of clients: each cumulative count is replaced by the
-    mean of the running maximum from the left and the running minimum from the right, both of which
-    are monotone. If a measure's denominator is not positive in a domain, the domain's number of
-    clients becomes 0.
+    mean of the running maximum from the left and the running minimum from the right, which are both
+    monotone. If a measure's denominator is not positive in a domain, the domain's number of clients
+    becomes 0.
 
     Args:
         output: Noisy sums.
