@@ -84,7 +84,9 @@ def test_rejects_invalid_bounds(case):
     ],
 )
 def test_rejects_too_many_patterns(participations, rounds):
-    with pytest.raises(UserError, match=r"^rounds: expected fewer with noise on a tree, found 10"):
+    with pytest.raises(
+        UserError, match=r"^rounds: expected fewer rounds with tree privacy, found 10"
+    ):
         squared_sensitivity(participations, rounds)
 
 

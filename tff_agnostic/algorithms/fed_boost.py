@@ -78,7 +78,8 @@ def fed_boost(
         return FedBoostState(weights, weights.trainable[0], zero, zero)
 
     def repetition(state: FedBoostState, summed: core.TrainingOutput) -> FedBoostState:
-        # Lines 4 and 5; delta_t L = sum_j m_j / m grad L_j, and beta is m, the cohort's examples.
+        # Lines 4 and 5 of figure 1: delta_t L = sum_j m_j / m grad L_j; beta is m, the number of
+        # examples in the cohort.
         (alpha,), (gradient,) = state.weights.trainable, summed.weighted_delta
         moved = alphas.next(alpha, gradient, summed.beta, state.steps)
         has_examples = summed.beta > 0
@@ -173,7 +174,7 @@ def afl_boost(
         return mixture if weighs_by_cohort else mixture / expected
 
     def repetition(state: AflBoostState, summed: core.TrainingOutput) -> AflBoostState:
-        # Lines 4 to 7.
+        # Lines 4 to 7 of figure 2.
         (alpha,), (gradient,) = state.weights.trainable, summed.weighted_delta
         sums = summed.domain_sums
         counts = tf.cast(sums.counts, tf.float32)

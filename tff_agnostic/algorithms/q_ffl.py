@@ -52,7 +52,7 @@ class QFflSums(NamedTuple):
 
     Attributes:
         weighted_loss: The loss F_k times h_k / L, float32 scalar.
-        capped: 1 if the power is clipped, int64 scalar.
+        capped: 1 if the client's power is clipped, int64 scalar.
         negative: 1 if the loss is below 0, so that its power is undefined, int64 scalar.
     """
 

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-6
 _COARSER = 30.0
 # Integer orders for a rough bound, which takes a twentieth of the time.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
-# No run has as many rounds. For many more, privacy losses would take hours.
+# Maximum number of rounds, more than any run has. Privacy losses of many more would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
 _EVALUATIONS = "evaluations: their numbers are exact, and the evaluated clients are not protected"
@@ -64,7 +64,7 @@ class PrivacyAccountant:
         mechanisms: The mechanisms to compose, all about one client population, such as training and
             evaluation on the same clients.
         delta: The delta of (epsilon, delta).
-        name: A name in `ACCOUNTANTS`. None for the first of the first mechanism's accountants that
+        name: A name in `ACCOUNTANTS`. None selects the first mechanism's preferred accountant that
             applies to all mechanisms.
     """
 
@@ -163,8 +163,8 @@ def _rough_pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
-# Upper bounds of epsilon in a tenth of the time. Searches start with them, and end with the
-# accountant itself.
+# Functions that compute upper bounds of epsilon in a tenth of the time. Searches start with them,
+# and end with the accountant itself.
 _ROUGH = {PLD: _rough_pld_epsilon, RDP: _rough_rdp_epsilon}
 
 # Maps a noise multiplier to the mechanisms to compose.
@@ -215,7 +215,7 @@ def noise_for_epsilon(
     delta: float,
     accountant: Optional[str] = None,
 ) -> float:
-    """Returns the minimum noise multiplier, up to 1e-6, for which epsilon meets the target.
+    """Returns the minimum noise multiplier for which epsilon meets the target, to within 1e-6.
 
     A rough bound of epsilon gives the starting point. From there the secant method uses the
     accountant itself, on log(epsilon), which is nearly linear in the log of the noise multiplier.
@@ -348,7 +348,7 @@ def noise_warning(
     """Returns a warning, without full stop, if noise exceeds the clients' signal; else None.
 
     Args:
-        noise_multiplier: z of a round's release.
+        noise_multiplier: Noise multiplier z of a round's release.
         rounds: Number T of rounds; the signal grows with T, the noise with sqrt(T).
         is_tree: Whether the noise is on a tree of sums over rounds; it then does not grow with T.
     """
@@ -369,7 +369,7 @@ class PrivacyStatement:
         epsilon: Epsilon of all releases so far.
         delta: The delta of (epsilon, delta).
         rounds: Number of rounds, or other releases, that the guarantee covers.
-        noise_multiplier: z of a round's complete release.
+        noise_multiplier: Noise multiplier z of a round's complete release.
         split: Noise multiplier of each group of values in the release.
         adjacency: How neighbouring client populations differ.
         sampling: The assumption about cohorts, a sentence without full stop.

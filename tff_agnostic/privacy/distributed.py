@@ -57,7 +57,7 @@ class IntegerNoise(Protocol):
         Args:
             local_variance: Variance of the noise that each client adds to each value, above 0.
             num_clients: Number of clients with noise in the sum.
-            dimension: d, number of values of the vector.
+            dimension: Number d of values in the vector.
         """
 
 
@@ -68,8 +68,8 @@ def rounded_sensitivity(clip: float, dimension: int, beta: float) -> Sensitivity
     22). The l1 norm of an integer vector is at most its squared l2 norm.
 
     Args:
-        clip: c, the clip norm before rounding, in steps.
-        dimension: d, number of values of the vector.
+        clip: Clip norm c before rounding, in steps.
+        dimension: Number d of values in the vector.
         beta: Maximum probability that a rounded vector is too long, above 0.
     """
     root = math.sqrt(dimension)
@@ -128,10 +128,10 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: z_g: standard deviation of the clients' total noise as a multiple of
-            `clip`, if the expected number of clients reports.
-        clip: c_g, the clip norm in steps of the integer grid, before rounding.
-        dimension: d_g, number of values in the group, including padding for the rotation.
+        noise_multiplier: Noise multiplier z_g: standard deviation of the clients' total noise as a
+            multiple of `clip`, if the expected number of clients reports.
+        clip: Clip norm c_g before rounding, in steps of the integer grid.
+        dimension: Number d_g of values in the group, including padding for the rotation.
     """
 
     noise_multiplier: float
@@ -172,7 +172,7 @@ class DistributedNoise(Mechanism):
 
     @property
     def adjacency(self) -> str:
-        """Returns the sampling's adjacency; neighbouring sums have the same amount of noise."""
+        """Returns the sampling's adjacency, which the clients' noise does not change."""
         return self.sampling.adjacency
 
     @property

@@ -34,12 +34,12 @@ _COARSE_BELOW = 0.7
 # Minimum noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
 MIN_NOISE = 2.0**-6
 
-# `privacy_loss_distribution.PrivacyLossDistribution`, as dp-accounting has no type annotations.
+# A `privacy_loss_distribution.PrivacyLossDistribution`; dp-accounting has no type annotations.
 PrivacyLoss = Any
 
 
 class Mechanism(Protocol):
-    """A repeated release about different cohorts of one client population."""
+    """A privacy mechanism that a run applies repeatedly, to cohorts of one client population."""
 
     @property
     def accountants(self) -> tuple[str, ...]:
@@ -85,7 +85,8 @@ class CentralNoise:
     """Gaussian noise that a trusted server adds to a sum over a sampled cohort.
 
     Attributes:
-        noise_multiplier: z of the complete release: `effective_noise_multiplier` of its groups.
+        noise_multiplier: Noise multiplier z of the complete release: the
+            `effective_noise_multiplier` of its groups.
         sampling: Sampling scheme of the cohorts.
     """
 
@@ -123,7 +124,7 @@ class CentralNoise:
         return rounds * _gaussian_rdp(self, orders)
 
     def interval(self, rounds: int) -> float:
-        """Returns a coarser width for little noise."""
+        """Returns the width of the grid, which is coarser with little noise."""
         is_unsampled = self.sampling.rate == 1
         return _interval(
             self._single_multiplier(rounds) if is_unsampled else float(self.noise_multiplier)
@@ -152,8 +153,8 @@ class TreeNoise:
     applies.
 
     Attributes:
-        noise_multiplier: z of the complete release: `effective_noise_multiplier` of its groups,
-            which must all be summed in such trees.
+        noise_multiplier: Noise multiplier z of the complete release: the
+            `effective_noise_multiplier` of its groups, which must all be summed in such trees.
         participations: Limits on a client's participation.
     """
 
@@ -181,7 +182,7 @@ class TreeNoise:
         return self.rho(rounds) * np.array(orders)
 
     def interval(self, rounds: int) -> float:
-        """Returns a coarser width for little noise."""
+        """Returns the width of the grid, which is coarser with little noise."""
         return _interval(self._single_multiplier(rounds))
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:

@@ -93,7 +93,7 @@ class PoissonCohorts:
     """Each client participates in each round independently, with probability q.
 
     Attributes:
-        clients: N, number of clients in the population.
+        clients: Number N of clients in the population.
         expected_clients: Expected cohort size q N, above 0 and at most N.
     """
 
@@ -182,7 +182,7 @@ class FixedSizeCohorts(_WithoutReplacement):
     """Each round draws exactly `clients_per_round` clients.
 
     Attributes:
-        clients: N, number of clients in the population.
+        clients: Number N of clients in the population.
         clients_per_round: Number of clients in each cohort, from 1 to N.
     """
 
@@ -255,10 +255,10 @@ class SecretCohorts:
     The bound does not apply if a cohort's size is public: see `CountedCohorts`.
 
     Attributes:
-        clients: N, number of clients in the population.
-        answering: M, number of clients that report in a round; they report in a public, cyclic
+        clients: Number N of clients in the population.
+        answering: Number M of clients that report in a round; they report in a public, cyclic
             order.
-        expected_clients: c, expected number of reporting clients whose values are not replaced by
+        expected_clients: Expected number c of reporting clients whose values are not replaced by
             zeros.
     """
 
@@ -298,7 +298,7 @@ class SecretCohorts:
 
 @dataclasses.dataclass(frozen=True)
 class KnownCohorts:
-    """The server chooses and knows the reporting clients, so sampling amplifies nothing.
+    """The server chooses and knows the reporting clients, so sampling does not amplify privacy.
 
     Rounds are then counted for one client: only rounds in which this client reports count.
     """
@@ -326,8 +326,8 @@ class CountedCohorts:
     largest of its group.
 
     Attributes:
-        clients: N, number of clients in the population.
-        expected_clients: c, expected number of clients in a cohort.
+        clients: Number N of clients in the population.
+        expected_clients: Expected number c of clients in a cohort.
         min_clients: Minimum cohort size; sums over smaller cohorts are discarded.
     """
 
@@ -423,7 +423,7 @@ class SecretParticipation(Options):
     participate, and how many.
 
     Attributes:
-        answering: M, number of clients that report in each round, in a public, cyclic order; all
+        answering: Number M of clients that report in each round, in a public, cyclic order; all
             clients if None.
         min_clients: Minimum number of clients with noise; a sum over fewer is discarded. All
             reporting clients if None.

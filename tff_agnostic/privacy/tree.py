@@ -20,7 +20,7 @@ from tff_agnostic.base.options import OptionError, Verbatim
 
 # A number of participations that exceeds the rounds of any run.
 _UNBOUNDED = 2**31
-# Maximum number of steps in the search for the worst pattern, about half a minute.
+# Maximum number of steps in the search for the worst pattern, which take about half a minute.
 _MAX_STEPS = 3 * 10**6
 # Entry of `_Options.free` for sums that no pattern reaches.
 _IMPOSSIBLE = -1
@@ -73,7 +73,7 @@ class Participations:
 
 @functools.lru_cache(maxsize=64)
 def squared_sensitivity(participations: Participations, rounds: int) -> float:
-    """Returns S^2 / C^2: the maximum of sum_nodes k^2 over patterns of a client's participation.
+    """Returns the squared sensitivity (S / C)^2, maximised over a client's participation patterns.
 
     The maximum is exact, over all patterns that `participations` allows (Kairouz et al. 2021,
     appendix D.2, covers one tree). One participation in one tree of T rounds gives floor(log2 T) +
@@ -100,7 +100,7 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     if times**2 * separation > _MAX_STEPS:
         pattern = f"take part {times} times, {separation} rounds apart"
         problem = f"{rounds}, in which a client may {pattern}: too many to find the worst pattern"
-        raise OptionError("rounds", "fewer with noise on a tree", Verbatim(problem))
+        raise OptionError("rounds", "fewer rounds with tree privacy", Verbatim(problem))
     reachable = _Forest(per_tree, most, separation).after(num_whole)
     for size in _block_sizes(rest):
         reachable = _with_block(reachable, size, most, separation)
@@ -133,10 +133,10 @@ def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
 
 
 class _Options(NamedTuple):
-    """The sums that patterns with a given number of participations reach, the largest first.
+    """The sums that participation patterns reach with a given number of participations.
 
     Attributes:
-        sums: Values of sum_nodes k^2, float [options].
+        sums: Values of sum_nodes k^2 in descending order, float [options].
         free: Numbers of rounds, int [options, b]. Entry [i, s] is the maximum number of last rounds
             without the client, in patterns whose sum is at least `sums[i]` and whose first s rounds
             are without the client. It is at most b - 1, as more rounds change nothing;
@@ -149,19 +149,19 @@ class _Options(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 class _Forest:
-    """The options after 0, 1, 2, ... trees of equal size, each computed from the previous."""
+    """The `_Options` after 0, 1, 2, ... trees of equal size, each computed from the previous."""
 
     def __init__(self, per_tree: int, most: int, separation: int) -> None:
         self._sizes = tuple(_block_sizes(per_tree))
         self._most, self._separation = most, separation
-        # At the start no rounds must be without the client, so `free` is [options, 1].
+        # Before the first tree there are no rounds, so `free` has only the column s = 0.
         self._options_after: list[tuple[_Options, ...]] = [
             (_Options(np.zeros(1), np.full((1, 1), separation - 1)),)
         ]
         self._is_final = False
 
     def after(self, num_trees: int) -> tuple[_Options, ...]:
-        """Returns the options after `num_trees` trees; entry k is for k participations."""
+        """Returns the `_Options` after `num_trees` trees; entry k is for k participations."""
         while len(self._options_after) <= num_trees and not self._is_final:
             last = following = self._options_after[-1]
             for size in self._sizes:
@@ -194,7 +194,7 @@ def _with_all_rounds(rounds: int) -> int:
 def _with_block(
     before: tuple[_Options, ...], size: int, most: int, separation: int
 ) -> tuple[_Options, ...]:
-    """Returns the options after a further complete subtree; entry k is for k participations."""
+    """Returns the `_Options` after another complete subtree; entry k is for k participations."""
     inside = _complete_tree(size.bit_length() - 1, most, separation)
     results = []
     for k in range(min(most, len(before) - 1 + len(inside)) + 1):
@@ -212,7 +212,7 @@ def _with_block(
 
 @functools.lru_cache(maxsize=256)
 def _complete_tree(height: int, most: int, separation: int) -> tuple[_Options, ...]:
-    """Returns the options in 2^height rounds; entry k - 1 is for k participations."""
+    """Returns the `_Options` of 2^height rounds; entry k - 1 is for k participations."""
     size = 1 << height
     if height == 0 or min(most, -(-size // separation)) == 1:
         free = np.minimum(size - 1 - np.arange(separation), separation - 1)
@@ -238,7 +238,7 @@ def _with_rounds_after(options: _Options, rounds: int, separation: int) -> _Opti
 
 
 def _joined(left: _Options, right: _Options) -> _Options:
-    """Combines the options of two halves, whose participations add up.
+    """Returns the `_Options` of two halves together; their participations add up.
 
     If the client is absent from the last e rounds of the left half, it must be absent from the
     first b - 1 - e rounds of the right half.
@@ -253,10 +253,10 @@ def _joined(left: _Options, right: _Options) -> _Options:
 
 
 def _undominated(parts: Sequence[_Options]) -> _Options:
-    """Merges options, without those that another option dominates."""
+    """Merges `_Options`, without sums that other sums dominate."""
     sums = np.concatenate([part.sums for part in parts])
     order = np.argsort(-sums, kind="stable")
-    # A pattern with a larger sum also counts for a smaller one.
+    # A pattern whose sum is at least `sums[i]` also counts for every smaller sum.
     free = np.maximum.accumulate(np.concatenate([part.free for part in parts])[order], axis=0)
     is_better = np.any(np.diff(free, axis=0, prepend=_IMPOSSIBLE) > 0, axis=1)
     return _Options(sums[order][is_better], free[is_better])

@@ -153,7 +153,7 @@ class _TracedOnce(Generic[_Traced]):
         self._name = name
 
     def __get__(self, instance: Any, owner: Optional[type] = None) -> _Traced:
-        # Python calls this only while the instance has no attribute of this name.
+        # Python calls `__get__` only while the instance has no attribute of this name.
         with TRACING:
             traced = vars(instance)
             if self._name not in traced:
@@ -284,7 +284,7 @@ class CompiledClientWork:
     @functools.cached_property
     def has_convolutions(self) -> bool:
         """Whether the client work has convolutions, whether vectorised or not."""
-        # The unconverted convolutions of one client remain in the graph.
+        # The graph also contains the convolutions from before vectorisation.
         graph = self._many.graph.as_graph_def()
         inner = (node for function in graph.library.function for node in function.node_def)
         return any("Conv" in node.op for nodes in (graph.node, inner) for node in nodes)
@@ -315,7 +315,8 @@ class CompiledClientWork:
 
     @property
     def _output_specs(self) -> ClientResult:
-        # Either function will do: a sum over clients has the shapes of one client's output.
+        # Use whichever function is traced: a sum over clients has the shapes of one client's
+        # output.
         traced = self._many if "_many" in vars(self) else self._one
         specs: ClientResult = traced.structured_outputs
         return specs
@@ -345,7 +346,8 @@ class _ConvertedClients:
 
     TensorFlow traces the function for one client, and then converts each operation. A missing or
     failing converter may raise any type of exception, with a truncated traceback; for Keras' LSTM
-    it is a `TypeError`. Only one criterion is reliable: whether the function had returned.
+    it is a `TypeError`. The only reliable sign of a failed vectorisation is that the function
+    itself had returned.
     """
 
     map_: ClientMap
@@ -386,7 +388,8 @@ def _op_types(traced: Any) -> set[str]:
         by_name = {node.name: node for node in nodes}
         names, reached = list(names), set()
         while names:
-            # An input is a node's output, such as "node:y:0", or a control dependency, "^node".
+            # A node's input names another node's output, "node:y:0", or a control dependency,
+            # "^node".
             name = names.pop().lstrip("^").partition(":")[0]
             if name in reached or name not in by_name:
                 continue
@@ -443,9 +446,9 @@ def _choose(
     return chosen(compiled, cohort, max_clients_in_step)
 
 
-# Maps (work, cohort, maximum clients per shard) to the function that runs a shard, and the shards.
-# The result depends on these arguments alone, so the number of devices or workers does not affect
-# sums.
+# A client mode maps (work, cohort, maximum clients per shard) to the function that runs a shard,
+# and the shards. The result depends on these arguments alone, so the number of devices or workers
+# does not affect sums.
 CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
 )
@@ -456,7 +459,7 @@ def _largest_group(compiled: CompiledClientWork, num_rows: int) -> int:
     gathered = work.gathered_bytes
     # If a model is a table, count only the rows that a client gathers: clients share the table.
     model = work.message_bytes if gathered is None else num_rows * gathered
-    # An estimate: weights and their updates, outputs and their encoding, a batch and its gradients.
+    # Estimate the memory for weights and updates, outputs and encodings, a batch and gradients.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes
     most = compiled.grouping.group_bytes // bytes_per_client
     max_with_convolutions = compiled.grouping.max_with_convolutions

@@ -272,7 +272,7 @@ class CohortEvaluation(Evaluation):
 
     Args:
         measurement: The evaluation to run.
-        aggregation: The aggregation of the sum.
+        aggregation: How client outputs are summed.
         sum_over_clients: Maps a `ClientWork` to the function that runs it for a cohort.
     """
 

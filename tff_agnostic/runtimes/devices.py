@@ -32,7 +32,7 @@ _HINTS = {
     "TPU": ": TensorFlow sees a TPU only on its host, with a TensorFlow built for it",
     "CPU": "",
 }
-# While one lane waits for its GPU, the other prepares the next clients.
+# An accelerator has two lanes: while one waits for it, the other prepares the next clients.
 _LANES_PER_ACCELERATOR = 2
 
 
@@ -64,9 +64,9 @@ DEVICES = Registry(
 def one_thread_per_operation() -> None:
     """Makes TensorFlow run each operation in one thread, if it is not initialised yet.
 
-    Lanes then do not wait for each other's processors, which is faster, and sums do not depend on
-    the number of processors. TensorFlow accepts the setting only before its first operation. If it
-    is too late, results are still correct, but their last bits may differ between machines.
+    Lanes then do not compete for processors, which is faster, and sums do not depend on the number
+    of processors. TensorFlow accepts the setting only before its first operation. If it is too
+    late, results are still correct, but their last bits may differ between machines.
     """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -144,7 +144,7 @@ MAX_STREAMED_SHARDS = 32
 _FREE_PADDING = 2048
 _MAX_PADDING_SHARE = 0.25
 
-# The positions of a shard's clients in the cohort.
+# A shard: the positions of its clients in the cohort.
 Shard = tuple[int, ...]
 
 

@@ -10,7 +10,7 @@ from tff_agnostic.base.options import OneOf, Options, Within
 from tff_agnostic.runtimes.client_work import CLIENT_MODES
 from tff_agnostic.runtimes.devices import DEVICES
 
-# Each lane is a thread; many systems cannot start tens of thousands of threads.
+# Maximum number of lanes. Each lane is a thread, and many systems cannot start tens of thousands.
 _MAX_LANES = 1024
 TENSORFLOW = "tensorflow"
 """Name of the release in `ExecutionOptions.execution`; it is not a flag."""

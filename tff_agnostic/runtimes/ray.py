@@ -42,7 +42,8 @@ _KEPT_WORKS = 8
 # Ray allows its node 30 seconds to start, which a busy machine may occasionally exceed.
 _START_ATTEMPTS = 3
 _TOO_SLOW = "timed out during startup"
-# Defaults that disable Ray's usage reports, and a warning about a future version.
+# Environment variables that by default disable Ray's usage reports, and a warning about a future
+# version.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -191,7 +192,7 @@ def _arrays(structure: Any) -> list[np.ndarray]:
 
 @contextlib.contextmanager
 def _connected(address: str, start_seconds: float) -> Iterator[None]:
-    """Connects this process to Ray while entered; reuses and keeps an existing connection.
+    """Connects this process to Ray for a `with` block; reuses and keeps an existing connection.
 
     A Ray started here stops when this process exits, however it exits.
     """

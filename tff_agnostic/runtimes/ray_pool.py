@@ -32,7 +32,7 @@ _MAX_FUNCTIONS = 4
 _MAX_FAILED_STARTS = 3
 # After this many worker deaths on one shard, the shard is the likely cause.
 _MAX_LOSSES = 5
-# A worker prepares one shard while another runs on the GPU.
+# Number of concurrent shards of a worker with a GPU: it prepares one while the other runs.
 _LANES_PER_GPU = 2
 _SAME_EVERYWHERE = "; every machine needs the same Python, TensorFlow and tff_agnostic"
 
@@ -74,11 +74,11 @@ class RayWorker:
     ) -> list[np.ndarray]:
         """Calls a function once per element of `calls`; returns the sum of its outputs, in order.
 
-        Each output is the values to sum, then the client states, which are concatenated.
+        Each output consists of values to sum, followed by client states, which are concatenated.
 
         Args:
-            packed: A reference to the function's bytes, in a list because Ray resolves references
-                that are arguments themselves.
+            packed: A list with a reference to the function's bytes. Ray would resolve a reference
+                that is itself an argument.
             broadcast: The first arguments, the same in every call.
             calls: The other arguments of each call, for at least one call.
             num_summed: Number of values to sum in each output.

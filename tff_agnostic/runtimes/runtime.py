@@ -85,7 +85,7 @@ class Evaluation(abc.ABC):
         Each model's result is the same as if it were evaluated alone.
 
         Args:
-            measured: The values that each evaluation evaluates.
+            measured: Each evaluation's values to evaluate, such as a model's weights.
             parts: The clients in chunks.
             states: State of the aggregation for each evaluation; None for initial states.
         """
@@ -104,7 +104,7 @@ class Evaluation(abc.ABC):
             return [_evaluated(*self._decoded(*decoded)) for decoded in zip(before, totals)]
 
     def _scope(self) -> contextlib.AbstractContextManager:
-        """Returns the context to run in."""
+        """Returns the context in which evaluations run."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod

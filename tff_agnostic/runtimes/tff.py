@@ -212,10 +212,10 @@ class TffRuntime(Runtime):
         self._stack.close()
 
     def installed(self) -> AbstractContextManager:
-        """Makes the worker TFF's current execution context while entered.
+        """Returns a context in which the worker is TFF's current execution context.
 
-        Otherwise a call after the runtime has exited would use TFF's default context, and start a
-        worker that never stops.
+        Prepared computations enter it for each call. Otherwise a call after the runtime has exited
+        would use TFF's default context, and start a worker that never stops.
         """
         return tff.framework.get_context_stack().install(self._context)
 

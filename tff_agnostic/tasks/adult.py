@@ -132,7 +132,7 @@ def read_adult(path: Path) -> Table:
         raise UserError(f"{path}: expected UCI's Adult file, cannot read it ({e})") from e
     features, labels, domain_ids = [], [], []
     for number, line in enumerate(lines, start=1):
-        # The test file starts with a comment, and both end with an empty line.
+        # Skip the first line of the test file, a comment, and the empty last line of both files.
         if not line.strip() or line.startswith("|"):
             continue
         where = f"{path}:{number}"

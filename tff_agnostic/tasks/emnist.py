@@ -1,6 +1,6 @@
 """EMNIST: handwritten characters of high-school students and census employees.
 
-The task is that of appendix C of Ro et al. 2021, with the CNN of Reddi et al. 2021. Each client
+This is the task of Ro et al. 2021, appendix C, with the CNN of Reddi et al. 2021. Each client
 belongs to one domain. Without a store the data are TFF's, whose high-school writers are 2100 to
 2599 (NIST special database 19, hsf_4). An imported store names the domain of each example.
 """
@@ -38,7 +38,7 @@ _DOMAIN_NAMES = (HIGH_SCHOOL, CENSUS)
 _HIGH_SCHOOL_WRITERS = range(2100, 2600)
 _PIXELS = "pixels"
 _FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
-# TFF's names for the splits of a given number of classes.
+# Prefixes of TFF's split names, by the number of classes.
 _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
@@ -56,7 +56,7 @@ class EmnistOptions(SplitOptions):
 
     Attributes:
         num_classes: Number of classes: 62 for digits and letters, 10 for digits.
-        network: Layers of the model: lstm or cifg; of text_classifier mean or lstm; of emnist cnn
+        network: Layers of the model: lstm or cifg; for text_classifier mean or lstm; for emnist cnn
             or linear.
         high_school_writers: Number of high-school writers to train on, drawn with the seed; None
             for all.

@@ -77,12 +77,12 @@ def load_custom(options: CustomOptions, context: TaskContext) -> Task:
         raise options.error("model", expected, Verbatim("none"))
     assert context.data is not None
     store = open_store(context.data, {DOMAIN: Feature("string")})
-    # The file may create layers when it is imported.
+    # Reset the names before executing the file, which may create layers.
     name_layers_afresh()
     file = UserFile(options.model)
     load_kind = _text_task if store.description.kind == TEXT else _features_task
     task = load_kind(store, options, lambda data: build_user_model(file, data, context.seed))
-    # The file may import modules while it builds the model.
+    # Compute the digests after the model is built, as the file may import modules meanwhile.
     digests = file.digests()
     code = dict(zip(MODEL_CODE, (digests["file"], digests.get("imports"))))
     code_digests = {name: value for name, value in code.items() if value is not None}

@@ -29,7 +29,7 @@ _STREAM = 12
 _EVALUATED_TRAIN = "train_clients"
 # Kinds of import warnings that runs repeat; runs count large clients themselves.
 _IMPORT_REMARKS = ("class_shares", "classes_not_in_train", "copies_in_train")
-# Files of TFF's datasets.
+# File names of TFF's datasets.
 _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
 
 
@@ -298,7 +298,7 @@ def _downloading(file: str, option: str, noun: str) -> Iterator[Any]:
         option: The option that replaces the file, for messages.
         noun: Noun phrase for that option's value, for messages.
     """
-    # The bridge loads TFF.
+    # Import on demand, as the bridge loads TFF.
     from tff_agnostic.computations.tff_bridge.programs import simulation_datasets
 
     try:

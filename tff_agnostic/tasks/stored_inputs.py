@@ -134,7 +134,7 @@ class StoredInputs:
         return names[ONLY] if self._is_single else names
 
     def map_numbers(self, get_value: Callable[[Entry], float]) -> Any:
-        """Returns a value per entry of x, in the form of `ModelData.x_mean`."""
+        """Returns one value for each entry of x, in the form of `ModelData.x_mean`."""
         specs = {ONLY: self.spec} if self._is_single else self.spec
         values = {
             name: _values(one, specs[name].shape[1:], get_value)
@@ -249,9 +249,9 @@ class ChosenLabels:
 
     Attributes:
         name: Name of the feature.
-        feature: Type of this feature.
+        feature: Dtype and shape of this feature.
         spec: Spec of y, int32 [n].
-        num_classes: Classes are in [0, num_classes).
+        num_classes: Number of classes; labels are in [0, num_classes).
         class_names: Names of the classes.
     """
 
@@ -273,7 +273,7 @@ class ChosenLabels:
         return np.array([self._ids[name] for name in as_texts(columns[self.name])], np.int32)
 
     def fingerprint(self) -> dict[str, str]:
-        """Returns the classes' part of a `Task.fingerprint`."""
+        """Returns the classes' entry of a `Task.fingerprint`."""
         return {"classes": ", ".join(self._ids)}
 
 

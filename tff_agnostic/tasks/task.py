@@ -36,15 +36,15 @@ class Task:
         train: Training clients.
         test: Clients for evaluation.
         model: The model to train.
-        tracked_weights: Single trainable numbers whose values rounds report: (index of the weight
-            array, flat index in it), by name.
+        tracked_weights: Trainable scalars whose values rounds report, by name: each is (index of
+            the weight array, flat index in the array).
         fingerprint: Digests, by name, of the data that training reads in addition to flags, such as
             the vocabulary. A run is resumed and evaluated only if they are equal.
         test_split: Name of the split in `test`: "test", "heldout" while tuning, or "training".
         remarks: Returns warnings about skipped data.
         class_names: Names of the classes; None if labels have no names.
         words: The vocabulary of texts; word k has the id k + 1.
-        inputs: Meaning of the model's inputs; None if it is unknown.
+        inputs: Description of the model's inputs; None if unknown.
     """
 
     domain_names: tuple[str, ...]

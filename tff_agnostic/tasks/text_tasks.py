@@ -73,7 +73,7 @@ class TextOptions(SplitOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SequenceOptions(TextOptions):
-    """Options of tasks in which the order of words matters.
+    """Options of tasks whose examples are sequences of words.
 
     Attributes:
         sequence_length: T, number of words in one example.
@@ -223,7 +223,7 @@ class Corpus:
             sequence_length: Maximum number T of words per example.
             advice: Advice on how to keep these words.
         """
-        # TFF's stores do not count their sentences.
+        # TFF's stores have no counts of sentences and their lengths.
         if self.store.description.kind is None:
             return []
         lengths = self.store.sentence_lengths(TRAIN_SPLIT)

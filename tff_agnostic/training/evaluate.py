@@ -90,7 +90,7 @@ class Evaluator:
         worst_min_examples: See `EvaluationReport`.
         lambda_set: Set of domain mixtures; reports include its worst mixture. None to omit it.
         percentiles: Percentiles over clients in the report.
-        noise: Noise of private evaluations; None without noise.
+        noise: Private evaluation that adds noise; None without noise.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ def prepared_evaluation(
     With plain sums, it computes bootstrap replicates over clients as well.
 
     Args:
-        runtime: Executes the evaluation.
+        runtime: Runtime that executes the evaluation.
         aggregation: The aggregation to use without noise.
-        noise: Noise of private evaluations; None without noise.
+        noise: Private evaluation that adds noise; None without noise.
     """
     if noise is not None:
         return runtime.measurement(noise.measurement, noise.aggregation)
@@ -271,7 +271,7 @@ def evaluate_choice(
 
     Args:
         models: Weights of each model to choose from, by name; the main model is first.
-        runtime: Executes the evaluation.
+        runtime: Runtime that executes the evaluation.
         aggregation: The aggregation of client outputs.
         share: Fraction of a client's examples for its choice, in (0, 1).
         seed: Seed with which these examples are drawn.

@@ -125,8 +125,7 @@ def train(
     """Trains up to round `rounds`, from `state` or the initial state.
 
     Args:
-        algorithm: The algorithm, such as the result of `agnostic_fed_avg(problem,
-            AgnosticFedAvg())`.
+        algorithm: The algorithm, such as `agnostic_fed_avg(problem, AgnosticFedAvgOptions())`.
         clients: The training clients.
         rounds: Number of the last round.
         clients_per_round: Size of cohorts, which are drawn uniformly with the problem's seed;

@@ -36,9 +36,9 @@ from tff_agnostic.privacy.sampling import (
     StratifiedCohorts,
 )
 
-# Derives the cohorts' key from the noise key, which it does not reveal.
+# Prefix of the hash that derives the cohorts' key from the noise key without revealing it.
 _COHORTS = b"cohorts"
-# Distinguishes the noise key of a seed from other draws with the seed.
+# Distinguishes the noise key from other draws with `noise_seed`.
 _NOISE_STREAM = 17
 
 
@@ -155,7 +155,7 @@ class SecretNumbers:
     """ChaCha20 random numbers, with the methods of `numpy.random.Generator` that cohorts need.
 
     Args:
-        key: 32 bytes.
+        key: Key of ChaCha20, 32 bytes.
         place: Position of the draw, at most two numbers below 2^32; different positions give
             different random numbers.
     """

@@ -165,7 +165,7 @@ class PrivateEvaluation:
         return content_digest([self._split_name, list(client_ids), z, scales])
 
     def state(self, key: tuple[int, ...], release: int) -> PrivateState:
-        """Returns the server's state for an evaluation.
+        """Returns the aggregation's state for an evaluation.
 
         Args:
             key: See `evaluation_key`.
@@ -236,7 +236,7 @@ def evaluation_key(noise_key: Any, place: str) -> tuple[int, ...]:
 
     Args:
         noise_key: The run's secret, int64.
-        place: Identifies the evaluation within the run.
+        place: String that identifies the evaluation within the run.
     """
     secret = np.asarray(noise_key, np.int64).tobytes()
     digest = hashlib.sha256(_EVALUATIONS + secret + place.encode()).digest()
