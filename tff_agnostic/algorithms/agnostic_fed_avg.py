@@ -217,7 +217,7 @@ def slide(
     mean is 0, and alpha is undefined. A round without examples changes nothing.
     """
     slid = tf.concat([window[1:], counts[tf.newaxis]], axis=0)
-    # (1 / r) sum_{j=t-r+1}^t N_j
+    # The mean over the window is (1 / r) sum_{j=t-r+1}^t N_j.
     mean = tf.reduce_mean(slid, axis=0)
     mean = tf.where(mean > 0, mean, mean_counts)
     has_examples = tf.reduce_sum(counts) > 0

@@ -35,8 +35,8 @@ _SHARE = core.ReportField(
     role=core.Role.DOMAIN_WEIGHT,
     is_drawn=True,
 )
-# McMahan et al. 2017, Algorithm 1: clients run SGD on each batch's mean loss, and the server
-# averages their weights.
+# Settings of McMahan et al. 2017, Algorithm 1: clients run SGD on each batch's mean loss, and the
+# server averages their weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
 # Number of FedAvg-Sub's draw with a client's seed; shuffling draws are numbered from 0.
 _DRAW = -2

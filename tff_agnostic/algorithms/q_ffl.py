@@ -23,7 +23,7 @@ from tff_agnostic.base.errors import UserError, counted
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
 
-# Added to losses, as in the authors' code, because 0^(q - 1) is infinite for q < 1.
+# Constant added to losses, as in the authors' code, because 0^(q - 1) is infinite for q < 1.
 _TINY_LOSS = 1e-10
 # Powers (F_k / c)^q are clipped to [exp(_LOWEST), exp(_HIGHEST)]. Sums over a cohort then stay
 # finite, and a round in which all losses fell far below c still averages its clients.
@@ -32,7 +32,7 @@ _LOWEST, _HIGHEST = -60.0, 50.0
 # They scale down clients beyond these limits.
 _MAX_LOSS_RATIO = 2.0
 _MAX_CURVATURE = 100.0
-# With q of 128 or more, `_MAX_LOSS_RATIO`^q overflows float32. Papers use q up to 15.
+# Maximum q: from 128 on, `_MAX_LOSS_RATIO`^q overflows float32. Papers use q up to 15.
 _MAX_Q = 100.0
 
 

@@ -48,8 +48,8 @@ _BELOW_ZERO, _BELOW_ALL = -1, -2
 # than 29.
 _ROUNDING = 1e-12
 _SMOOTHED_ROUNDING = 1e-9
-# First tracked eta, as a fraction of the mean loss. Too high an eta would fall slowly, and no
-# client would train meanwhile.
+# First eta of a tracked threshold, as a fraction of the mean loss. Too high an eta would fall
+# slowly, and no client would train meanwhile.
 _FIRST_PART = 0.1
 # A loss key has three digits of 11 bits, which hold a float32.
 _DIGIT_BITS = 11
@@ -123,11 +123,11 @@ Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
 
 
 class Cut(NamedTuple):
-    """A threshold, and the fraction of weight that clients exactly at the threshold keep.
+    """A threshold, and the fraction of their weight that clients exactly at it keep.
 
     Attributes:
         bin: Index of a bin in `GRID`, or the `loss_key` of a loss; an integer scalar.
-        share: Fraction of weight that clients at the threshold keep, float32 scalar.
+        share: Fraction of their weight that clients at the threshold keep, float32 scalar.
     """
 
     bin: tf.Tensor
@@ -221,7 +221,7 @@ def build_threshold(theta: float, kind: Options, boundary: Boundary) -> Threshol
 
 
 class Quantile(NamedTuple):
-    """The bin of the (1 - theta)-quantile: the lowest with at most theta of the weight above it.
+    """The bin of the (1 - theta)-quantile: the lowest bin with at most theta of the weight above.
 
     Attributes:
         bin: Index of the bin, int32.

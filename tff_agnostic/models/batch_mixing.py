@@ -29,7 +29,7 @@ _SAME_SIZE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 _ALONE_TOLERANCE = {"rtol": 0.2, "atol": 0.05}
 _NOISE = 0.1
 
-# Maps examples [n, ...] to outputs [n, ...]; both may be structures.
+# Function that maps examples [n, ...] to outputs [n, ...]; both may be structures.
 PerExample = Callable[[Any], Any]
 _T = TypeVar("_T")
 
@@ -83,7 +83,7 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
         largest_integer: Largest integer to draw.
 
     Raises:
-        UserError: If a dtype is not numeric.
+        UserError: If the dtype of a spec is not numeric.
     """
     rng = np.random.default_rng(0)
 
@@ -194,7 +194,7 @@ def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
         return loss
     if labels.shape.rank == outputs.shape.rank == 2:
         return loss
-    # Repeat the rows of a caller that passes fewer, as it only checks shapes.
+    # Callers that pass fewer rows only check shapes: repeat their rows.
     rows = tf.range(_NUM_ROWS) % labels.shape[0]
     labels, outputs = tf.gather(labels, rows), tf.gather(outputs, rows)
     forms = [loss, ColumnLoss(loss)]

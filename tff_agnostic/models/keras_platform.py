@@ -15,7 +15,7 @@ from typing import Any, Callable, Protocol
 
 from tff_agnostic.base.later import tf
 
-# Maps (values of variables, x, training, seed int32 [2]) to a model's outputs.
+# Function that maps (values of variables, x, training, seed int32 [2]) to a model's outputs.
 PureCall = Callable[[Sequence["tf.Tensor"], Any, bool, "tf.Tensor"], Any]
 # The position of a variable, and the function that maps its value to a penalty.
 Penalty = tuple[int, Callable[["tf.Tensor"], "tf.Tensor"]]

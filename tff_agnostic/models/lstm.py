@@ -15,16 +15,18 @@ from typing import Any, Callable, Optional, Union
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
-# Longer sequences use a loop, because their unrolled graph would be too large.
+# Maximum number of steps to unroll. Longer sequences use a loop, because their unrolled graph would
+# be too large.
 MAX_UNROLLED_STEPS = 64
 
-# Values at all time steps: a list of T tensors if steps are unrolled, else a tensor [T, ...].
+# A series: values at all time steps, as a list of T tensors if steps are unrolled, else as a tensor
+# [T, ...].
 Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
 
 State = tuple["tf.Tensor", ...]
 
-# Maps (state, values at one time step) to (new state, outputs). The new state is the next state, or
-# in the backward scan the gradient of the previous state.
+# A step maps (state, values at one time step) to (new state, outputs). The new state is the next
+# state, or in the backward scan the gradient of the previous state.
 Step = Callable[..., tuple[State, State]]
 
 
@@ -121,7 +123,7 @@ def _walk(
     num_outputs: int,
     reverse: bool = False,
 ) -> list[Series]:
-    """Applies a step at each time; returns its outputs as series. `series[-1]` is not None."""
+    """Applies a step at each time; returns its outputs as series. `series[-1]` must not be None."""
 
     def at(t: Any) -> list[Optional[tf.Tensor]]:
         return [None if values is None else values[t] for values in series]
@@ -326,7 +328,8 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
-# Otherwise Keras would apply AutoGraph to a layer's callees, which takes 40% of a model's time.
+# Without this decorator, Keras would convert the function by AutoGraph, which takes 40% of a
+# model's time.
 @tf.autograph.experimental.do_not_convert
 def lstm(
     x: tf.Tensor,

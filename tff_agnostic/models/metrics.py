@@ -27,13 +27,13 @@ from typing import Any, Callable, ClassVar, Literal, Optional
 from tff_agnostic.base.later import tf
 from tff_agnostic.base.text_ids import TokenIds
 
-# With this many classes or more, subtracting a one-hot matrix from the scores costs too much.
+# Minimum number of classes for which subtracting a one-hot matrix from scores costs too much.
 _MANY_CLASSES = 1000
 # Maximum cross-entropy of a word, in nats: more than twice the log(10,000) of a uniform guess.
 # Larger values share the last bin of distributions over clients, and secure sums clip them.
 _MAX_CROSS_ENTROPY = 20.0
 
-# Maps (labels, predictions) to (numerator [n], denominator [n]), both float32.
+# Function that maps (labels, predictions) to (numerator [n], denominator [n]), both float32.
 PerExampleFn = Callable[["tf.Tensor", "tf.Tensor"], tuple["tf.Tensor", "tf.Tensor"]]
 
 

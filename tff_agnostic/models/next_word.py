@@ -142,7 +142,7 @@ def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
     return [CIFG(units, projection_units=size, return_sequences=True)]
 
 
-# Maps (units, size of the projection) to the Keras layers of one recurrent layer.
+# Each cell maps (units, size of the projection) to the Keras layers of one recurrent layer.
 CELLS: Registry[Callable[[int, int], list[tf.keras.layers.Layer]]] = Registry(
     "recurrent cell", {"lstm": _lstm, "cifg": _cifg}
 )
@@ -338,7 +338,7 @@ def _last_state(units: int) -> tf.keras.layers.Layer:
     return LSTM(units)
 
 
-# Maps units to the layer that reduces a text's word vectors to one vector.
+# Each pooling maps a number of units to the layer that reduces word vectors to one vector.
 POOLINGS: Registry[Callable[[int], tf.keras.layers.Layer]] = Registry(
     "pooling", {"mean": _mean, "lstm": _last_state}
 )

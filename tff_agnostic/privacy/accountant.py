@@ -23,12 +23,12 @@ from tff_agnostic.privacy.sampling import PLD, RDP
 _MAX_COMPUTED = 100.0
 # Upper end of the search for a noise multiplier: with more noise, models learn nothing.
 _MAX_NOISE = 2.0**20
-# Relative tolerance of a calibrated noise multiplier.
+# Relative tolerance of calibrated noise multipliers.
 _TOLERANCE = 1e-6
 # In the first part of a search, the grid of privacy losses is coarser by this factor, to save time.
 # This adds less than 0.02 to epsilon, and nearly the same for similar noise multipliers.
 _COARSER = 30.0
-# Integer orders for a rough bound, which takes a twentieth of the time.
+# Integer orders for a rough bound of epsilon, which takes a twentieth of the time.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 # Maximum number of rounds, more than any run has. Privacy losses of many more would take hours.
 MAX_ROUNDS = 2**20
@@ -43,7 +43,7 @@ _NEVER_COVERED = (
 )
 # Disclosures that an account of training does not cover.
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
-# Above this value epsilon guarantees next to nothing.
+# Value above which epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
 # Maximum probability of noise beyond its generator's tail, as a fraction of delta.
 _TAIL_SHARE = 0.01
@@ -101,7 +101,7 @@ def accountant_name(mechanisms: Sequence[Mechanism], requested: Optional[str] = 
     """Returns the name of the accountant for composed mechanisms.
 
     Args:
-        mechanisms: One or more mechanisms.
+        mechanisms: One or more mechanisms to compose.
         requested: Name of the accountant to use, which must apply; None for the default.
     """
     first, *others = mechanisms
@@ -159,7 +159,8 @@ def _rough_pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
     return _pld_epsilon(pairs, delta, _COARSER)
 
 
-# PLD composes privacy losses numerically, and is tighter; RDP uses Renyi divergences.
+# The accountant PLD composes privacy losses numerically, and is tighter; RDP uses Renyi
+# divergences.
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
@@ -167,7 +168,7 @@ ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]]
 # and end with the accountant itself.
 _ROUGH = {PLD: _rough_pld_epsilon, RDP: _rough_rdp_epsilon}
 
-# Maps a noise multiplier to the mechanisms to compose.
+# Function that maps a noise multiplier to the mechanisms to compose.
 Mechanisms = Callable[[float], Sequence[Mechanism]]
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Maps orders to Renyi divergences.
+# Function that maps orders to Renyi divergences.
 Divergence = Callable[[np.ndarray], np.ndarray]
-# Above this order the sums are slow, so the bound is the divergence without sampling.
+# Largest order for which sums are computed; above it, the bound is the divergence without sampling.
 _MAX_SAMPLED_ORDER = 256
 # For numerical integration: number of standard deviations beyond which the integrand is negligible,
 # and minimum number of steps per standard deviation.
@@ -37,7 +37,7 @@ def poisson_sampled(divergence: Divergence, rate: float, orders: np.ndarray) -> 
 
     def at(order: int, terms: np.ndarray) -> float:
         j = np.arange(2, order + 1)
-        # The theorem has a factor of 3 from j = 3 on.
+        # Theorem 5 has a factor of 3 in the terms with j >= 3.
         factors = np.where(j == 2, 0.0, math.log(3))
         binomials = _log_binomials(order, j)
         shares = (order - j) * math.log1p(-rate) + j * math.log(rate)

@@ -29,7 +29,7 @@ from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 # Width of the grid to which privacy losses are rounded up, so that epsilon is never too small. In
 # tests/privacy, epsilon's relative error is at most 4e-4. Smaller widths take seconds per round.
 _INTERVAL, _COARSE_INTERVAL = 3e-4, 1e-3
-# Below this noise multiplier, privacy losses are so large that the coarse width suffices.
+# Noise multiplier below which privacy losses are so large that the coarse width suffices.
 _COARSE_BELOW = 0.7
 # Minimum noise multiplier of a run: with less, epsilon is in the thousands and guarantees nothing.
 MIN_NOISE = 2.0**-6
@@ -207,7 +207,7 @@ def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndar
     return divergences
 
 
-# Cached, as one round's privacy loss takes longest to compute; more rounds are composed from it.
+# Cache one round's privacy loss, which takes longest to compute; more rounds are composed from it.
 @functools.lru_cache(maxsize=8)
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
     """Returns the result of dp-accounting's `from_gaussian_mechanism` in a sixth of the time.

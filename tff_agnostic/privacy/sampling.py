@@ -517,7 +517,7 @@ def _check_cohort(drawn: float, clients: int) -> None:
         raise OptionError("clients_per_round", expected, Verbatim(f"{drawn:g}"))
 
 
-# Maps (number of clients, clients per round) to a sampling scheme.
+# Functions that map (number of clients, clients per round) to a sampling scheme.
 COHORT_SAMPLINGS: Registry[Callable[[int, int], CohortSampling]] = Registry(
     "cohort sampling",
     {"poisson": PoissonCohorts, "fixed_size": FixedSizeCohorts, "uniform": FixedSizeCohorts},

@@ -180,12 +180,13 @@ class Grouping:
     map_: ClientMap = vectorised_clients
 
 
-# For models up to 400 KB, starting the operations of a client's step takes longer than running
-# them. A vectorised convolution becomes a product of patches, which is slower (both measured).
+# Limits for CPUs. For models up to 400 KB, starting the operations of a client's step takes longer
+# than running them. A vectorised convolution becomes a product of patches, which is slower (both
+# measured).
 ON_CPU = Grouping(400_000, max_with_convolutions=0, group_bytes=64 * 2**20)
-# One client's step does not saturate an accelerator. Patches are large, so groups with convolutions
-# are limited to 25 clients: on an H200, a CNN's round took 7 milliseconds per client in groups of
-# 10, and 3 in groups of 25 or 50.
+# Limits for accelerators, which one client's step does not saturate. Patches of convolutions are
+# large, so groups with convolutions are limited to 25 clients: on an H200, a CNN's round took 7
+# milliseconds per client in groups of 10, and 3 in groups of 25 or 50.
 ON_ACCELERATOR = Grouping(
     None,
     max_with_convolutions=25,

@@ -138,7 +138,8 @@ def sum_in_order(values: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
     return total
 
 
-# Enough shards to balance 8 workers. Each waiting shard takes memory for a model.
+# Maximum number of shards of streamed clients, enough to balance 8 workers. Each waiting shard
+# takes memory for a model.
 MAX_STREAMED_SHARDS = 32
 # Number of padding rows that costs less than another shard.
 _FREE_PADDING = 2048

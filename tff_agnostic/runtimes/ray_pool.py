@@ -30,14 +30,14 @@ from tff_agnostic.runtimes.options import RayOptions
 # Number of functions that a worker keeps: for training and evaluation in two runs.
 _MAX_FUNCTIONS = 4
 _MAX_FAILED_STARTS = 3
-# After this many worker deaths on one shard, the shard is the likely cause.
+# Maximum number of worker deaths on one shard; then the shard is the likely cause.
 _MAX_LOSSES = 5
 # Number of concurrent shards of a worker with a GPU: it prepares one while the other runs.
 _LANES_PER_GPU = 2
 _SAME_EVERYWHERE = "; every machine needs the same Python, TensorFlow and tff_agnostic"
 
 Arrays = Sequence[np.ndarray]
-# Maps an actor and the index of a shard to a reference to the shard's result.
+# Function that maps an actor and the index of a shard to a reference to the shard's result.
 Submit = Callable[[Any, int], Any]
 
 

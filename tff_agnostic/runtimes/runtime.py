@@ -109,7 +109,7 @@ class Evaluation(abc.ABC):
 
     @abc.abstractmethod
     def _state_or_initial(self, state: Any) -> Any:
-        """Returns `state`; the aggregation's initial state if None."""
+        """Returns `state`, or the aggregation's initial state if it is None."""
 
     @abc.abstractmethod
     def _message(self, measured: Any, state: Any) -> Any:

@@ -33,10 +33,10 @@ DOMAIN_INPUTS: Registry[str] = Registry(
         EMBEDDING: "a vector of each domain, added to the scores",
     },
 )
-# Names of the input with the domain's id, and of the layer with the vectors.
+# Names of the input with the domain's id, and of the layer with the domain vectors.
 INPUT, LAYER = "domain", "domain_scores"
 _FIELD = "domain_input"
-# Number of cached models with a domain input, so that equal ones are traced once.
+# Number of models with a domain input to cache, so that equal models are traced once.
 _MAX_KEPT = 8
 
 
@@ -132,7 +132,7 @@ def _with_domain(model: Model, num_domains: int) -> Model:
         domain = tf.keras.Input([], dtype=tf.int32, name=INPUT)
         scores = network(inputs if isinstance(x_spec, Mapping) else inputs[ONLY])
         vectors = layers.Embedding(num_domains, size, embeddings_initializer="zeros", name=LAYER)
-        # All positions of a sentence share the vector.
+        # Add the same vector at all positions of a sentence.
         shape = [1] * (len(scores.shape) - 2) + [size]
         added = layers.Reshape(shape, name=f"{LAYER}_of_steps")(vectors(domain))
         scores = layers.Add(name="scores")([added, scores])

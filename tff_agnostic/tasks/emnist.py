@@ -42,7 +42,7 @@ _FEATURES = {_PIXELS: Feature("float32", (28, 28)), LABEL: Feature("int64")}
 _TFF_SPLITS = {62: "all_", 10: "digits_only_"}
 
 
-# Maps (number of classes, seed) to a model.
+# Each network maps (number of classes, seed) to a model.
 NETWORKS: Registry[Callable[[int, int], Model]] = Registry(
     "network",
     # The linear model needs no seed, as its initial weights are zeros.

@@ -23,7 +23,7 @@ TRAIN_SPLIT = TRAIN
 # Maximum number of distinct values of a feature whose values are domains or classes.
 _MAX_VALUES = 1000
 _DTYPES = ("string", "int64")
-# Distinguishes the draw of training clients from other draws with the run's seed.
+# Random stream for drawing training clients, distinct from other draws with the run's seed.
 _STREAM = 12
 # Name of the evaluated split if it is the training clients; "train" denotes cohorts.
 _EVALUATED_TRAIN = "train_clients"
@@ -89,7 +89,7 @@ def with_split(task: Task, options: SplitOptions, seed: int) -> Task:
     return dataclasses.replace(task, train=train, test=test, test_split=split)
 
 
-# Maps a client's id and columns to the domain id of each example.
+# Function that maps a client's id and columns to the domain id of each example.
 DomainLookup = Callable[[str, Mapping[str, np.ndarray]], np.ndarray]
 
 

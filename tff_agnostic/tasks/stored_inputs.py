@@ -102,7 +102,7 @@ class StoredInputs:
         self.spec: Any = next(iter(specs.values())) if self._is_single else specs
 
     def build_x(self, columns: Mapping[str, np.ndarray], where: str) -> Any:
-        """Returns x for a client's examples.
+        """Returns the inputs x of a client's examples.
 
         Args:
             columns: The client's columns.
@@ -225,7 +225,7 @@ class StoredLabels:
         self.class_names = description.class_names
 
     def build_y(self, columns: Mapping[str, np.ndarray], where: str) -> np.ndarray:
-        """Returns y of a client's examples.
+        """Returns the labels y of a client's examples.
 
         Args:
             columns: The client's columns.

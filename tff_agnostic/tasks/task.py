@@ -21,7 +21,7 @@ DATA = "data"
 # Keys of a user model's code in a fingerprint: the file, and the files that it imports.
 MODEL_CODE = ("model", "files that the model imports")
 TEST_SPLIT = TEST
-# Split with validation examples, for choosing settings.
+# Name of the split with validation examples, for choosing settings.
 HELDOUT_SPLIT = "heldout"
 # Name of the evaluated split if it is the training clients; see `evaluated_in_training`.
 TRAINING_SPLIT = "training"

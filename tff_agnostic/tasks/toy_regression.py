@@ -23,7 +23,7 @@ from tff_agnostic.tasks.dealing import deal
 from tff_agnostic.tasks.task import Task, TaskContext, TaskSpec
 
 _CENTERS = (-1.0, -0.4, 0.3, 0.7, 1.0)
-# The sizes are unequal, so that the mean of all points is far from the optimum.
+# Numbers of points per domain, unequal so that the mean of all points is far from the optimum.
 _POINTS = (100, 150, 200, 250, 300)
 _INITIAL_VALUE = 2.0
 

@@ -35,7 +35,7 @@ from tff_agnostic.training.divergence import diverged
 from tff_agnostic.training.private_evaluation import PrivateEvaluation
 from tff_agnostic.training.problems import Arrays, clients_from_arrays
 
-# Distinguishes the draw of evaluated clients from other draws with the run's seed.
+# Random stream for drawing evaluated clients, distinct from other draws with the run's seed.
 _STREAM = 11
 # Maximum bytes of models evaluated in one pass; the weights of an ensemble include all its
 # predictors.

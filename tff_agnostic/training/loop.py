@@ -24,7 +24,7 @@ from tff_agnostic.models.model import Examples
 from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.training.divergence import diverged
 
-# Maps the state before the first round to the cohorts of the rounds.
+# Function that maps the state before the first round to the cohorts of the rounds.
 CohortBuilder = Callable[[RunState], Cohorts]
 
 

@@ -23,7 +23,7 @@ _EVALUATION_FIELDS: ReportFields = OrderedDict(
     evaluations=ReportField("evaluations", "private evaluations of a model so far"),
 )
 
-# Maps a noise multiplier to the mechanism of a round's release.
+# Function that maps a noise multiplier to the mechanism of a round's release.
 MechanismBuilder = Callable[[float], Mechanism]
 
 

@@ -38,7 +38,7 @@ from tff_agnostic.privacy.sampling import (
 
 # Prefix of the hash that derives the cohorts' key from the noise key without revealing it.
 _COHORTS = b"cohorts"
-# Distinguishes the noise key from other draws with `noise_seed`.
+# Random stream for the noise key, distinct from other draws with `noise_seed`.
 _NOISE_STREAM = 17
 
 

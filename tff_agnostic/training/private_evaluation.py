@@ -52,7 +52,7 @@ from tff_agnostic.privacy.sampling import EveryClient
 from tff_agnostic.tasks.task import Task
 
 _PUBLIC = "the number of test clients is assumed to be public"
-# Distinguishes the noise of evaluations from the noise of training.
+# Prefix of a hash, which distinguishes the noise of evaluations from the noise of training.
 _EVALUATIONS = b"evaluations"
 _ASSUMES_OTHER_NAMES = (
     "test clients are taken for others than training clients: no name is among both"
