@@ -64,7 +64,8 @@ class KerasPlatform(Protocol):
         """Returns the regularizers of single weights.
 
         Raises:
-            ValueError: If a layer has any other loss that does not come from its call.
+            ValueError: If a layer has a loss that is neither a regularizer of one weight nor added
+                by its call.
         """
 
     def layers_with_losses(self, keras_model: tf.keras.Model) -> list[str]:

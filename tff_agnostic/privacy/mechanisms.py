@@ -138,7 +138,7 @@ class CentralNoise:
         return _sampled_loss(z, self.sampling.rate, interval).self_compose(rounds)
 
     def _single_multiplier(self, rounds: int) -> float:
-        """Returns z of one Gaussian release that equals `rounds` releases about all clients."""
+        """Returns z of one Gaussian release equivalent to `rounds` releases about all clients."""
         return float(self.noise_multiplier) / self.sampling.sensitivity / math.sqrt(rounds)
 
 

@@ -163,7 +163,7 @@ class _WithoutReplacement:
         return float(drawn) / float(clients)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns one round's release, for a client with the maximum probability."""
+        """Returns one round's release for a client with the maximum probability of being drawn."""
         drawn, clients = self._densest
         gaussian = dp_accounting.GaussianDpEvent(float(noise_multiplier) / self.sensitivity)
         return dp_accounting.SampledWithoutReplacementDpEvent(int(clients), int(drawn), gaussian)
@@ -390,8 +390,8 @@ class EveryClient:
     """Every client is in each release, as in evaluations on all test clients.
 
     Attributes:
-        adjacency: How neighbouring client populations differ, as text; the same as for the
-            mechanism with which evaluations are composed.
+        adjacency: How neighbouring client populations differ, as text. It must equal the adjacency
+            of mechanisms with which this one is composed.
         sensitivity: Maximum change of a sum between neighbouring populations, in clip norms.
     """
 

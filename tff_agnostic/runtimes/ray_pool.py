@@ -80,7 +80,7 @@ class RayWorker:
             packed: A list with a reference to the function's bytes. Ray would resolve a reference
                 that is itself an argument.
             broadcast: The first arguments, the same in every call.
-            calls: The other arguments of each call, for at least one call.
+            calls: The other arguments of each call; there is at least one call.
             num_summed: Number of values to sum in each output.
 
         Raises:

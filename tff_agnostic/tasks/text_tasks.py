@@ -76,7 +76,7 @@ class SequenceOptions(TextOptions):
     """Options of tasks whose examples are sequences of words.
 
     Attributes:
-        sequence_length: T, number of words in one example.
+        sequence_length: Number T of words in one example.
     """
 
     sequence_length: Annotated[int, Within(least=1)] = SEQUENCE_LENGTH
@@ -224,7 +224,7 @@ class Corpus:
             sequence_length: Maximum number T of words per example.
             advice: Advice on how to keep these words.
         """
-        # TFF's stores have no counts of sentences and their lengths.
+        # TFF's stores do not record the lengths of sentences.
         if self.store.description.kind is None:
             return []
         lengths = self.store.sentence_lengths(TRAIN_SPLIT)
