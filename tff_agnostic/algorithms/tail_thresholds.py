@@ -122,7 +122,7 @@ class SmoothBoundary(Options):
 Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
 
 
-class Cut(NamedTuple):
+class TailStart(NamedTuple):
     """A threshold, and the fraction of their weight that clients exactly at it keep.
 
     Attributes:
@@ -162,7 +162,7 @@ class Digits(NamedTuple):
 
 
 class Threshold(Protocol):
-    """A method to find a level's threshold eta: a `Cut`, or a loss, float32 scalar."""
+    """A method to find a level's threshold eta: a `TailStart`, or a loss, float32 scalar."""
 
     theta: float
 
@@ -310,8 +310,10 @@ def _one_hot(position: tf.Tensor, size: int, weight: tf.Tensor) -> tf.Tensor:
     return tf.where(is_here, weight, tf.zeros_like(weight))
 
 
-def _share(position: tf.Tensor, cut: Cut) -> tf.Tensor:
-    return tf.where(position > cut.bin, 1.0, tf.where(tf.equal(position, cut.bin), cut.share, 0.0))
+def _share(position: tf.Tensor, start: TailStart) -> tf.Tensor:
+    return tf.where(
+        position > start.bin, 1.0, tf.where(tf.equal(position, start.bin), start.share, 0.0)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,17 +323,17 @@ class _Binned(_HistogramThreshold):
     theta: float
     share_at: Callable[[Quantile], tf.Tensor]
 
-    def initial(self) -> Cut:
-        return Cut(tf.constant(_BELOW_ALL), tf.constant(1.0))
+    def initial(self) -> TailStart:
+        return TailStart(tf.constant(_BELOW_ALL), tf.constant(1.0))
 
-    def share(self, eta: Cut, loss: tf.Tensor) -> tf.Tensor:
+    def share(self, eta: TailStart, loss: tf.Tensor) -> tf.Tensor:
         return _share(_loss_bin(loss), eta)
 
-    def find_eta(self, *answers: tf.Tensor) -> Cut:
+    def find_eta(self, *answers: tf.Tensor) -> TailStart:
         quantile = find_quantile(answers[0], self.theta)
-        return Cut(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
+        return TailStart(quantile.bin + _BELOW_ZERO, self.share_at(quantile))
 
-    def loss(self, eta: Cut) -> tf.Tensor:
+    def loss(self, eta: TailStart) -> tf.Tensor:
         # The threshold's loss is the centre of its bin; 0 for the bin of losses below 0.
         center = tf.gather(tf.constant(GRID.centers(), tf.float32), tf.maximum(eta.bin, 0))
         return tf.where(tf.equal(eta.bin, _BELOW_ZERO), 0.0, center)
@@ -347,10 +349,10 @@ class _Refined(_HistogramThreshold):
     theta: float
     share_at: Callable[[Quantile], tf.Tensor]
 
-    def initial(self) -> Cut:
-        return Cut(loss_key(tf.constant(-np.inf, tf.float32)), tf.constant(1.0))
+    def initial(self) -> TailStart:
+        return TailStart(loss_key(tf.constant(-np.inf, tf.float32)), tf.constant(1.0))
 
-    def share(self, eta: Cut, loss: tf.Tensor) -> tf.Tensor:
+    def share(self, eta: TailStart, loss: tf.Tensor) -> tf.Tensor:
         return _share(loss_key(loss), eta)
 
     def question(self, *answers: tf.Tensor) -> Digits:
@@ -364,11 +366,11 @@ class _Refined(_HistogramThreshold):
         asked = tf.where(tf.equal(prefix, question.prefix), weight, tf.zeros_like(weight))
         return _one_hot(digit, _NUM_DIGITS, asked)
 
-    def find_eta(self, *answers: tf.Tensor) -> Cut:
+    def find_eta(self, *answers: tf.Tensor) -> TailStart:
         digits, quantile = self._search(answers)
-        return Cut(digits.prefix, self.share_at(quantile))
+        return TailStart(digits.prefix, self.share_at(quantile))
 
-    def loss(self, eta: Cut) -> tf.Tensor:
+    def loss(self, eta: TailStart) -> tf.Tensor:
         # The threshold's loss is NaN before any loss is known, and if all clients count.
         return tf.where(eta.bin > self.initial().bin, loss_from_key(eta.bin), np.nan)
 
