@@ -33,8 +33,8 @@ from tff_agnostic.boosting.alpha import AlphaSteps, BoostOptions, boost_algorith
 from tff_agnostic.domain_weights.ascent import ALPHA, LAMBDA, MEAN_LAMBDA, lambda_ascent
 from tff_agnostic.domain_weights.excess import excess_losses
 
-# Figures 1 and 2 leave open the mirror map F and the sampling; this package's defaults are entropy
-# and equation (8).
+# Figures 1 and 2 leave open the mirror map F and the sampling; this package's defaults are
+# entropy and equation (8).
 _PAPER = {
     "predictor_draw": "independent",
     "gradient_estimator": "masked",
@@ -182,8 +182,8 @@ def afl_boost(
         has_examples = m > 0
         weight = m if weighs_by_cohort else tf.cast(has_examples, tf.float32)
         moved = alphas.next(alpha, gradient, weight, state.steps)
-        # delta_lambda,t L = (L_1, ..., L_p) at alpha~; in the figure, sum_j m_j / m grad_lambda
-        # L_j.
+        # delta_lambda,t L = (L_1, ..., L_p) at alpha~; in the figure,
+        # sum_j m_j / m grad_lambda L_j.
         losses = options.domain_losses(sums, expected)
         if weighs_by_cohort:
             losses = tf.math.divide_no_nan(sums.losses, m)
@@ -192,8 +192,8 @@ def afl_boost(
         mixture = lambdas.mixture(state.lambda_)
         return AflBoostState(
             core.ModelWeights([moved], state.weights.non_trainable),
-            # alpha^A and lambda^A include alpha_t and lambda_t, but not alpha_{t+1} and
-            # lambda_{t+1}.
+            # alpha^A and lambda^A include alpha_t and lambda_t, but
+            # not alpha_{t+1} and lambda_{t+1}.
             running_mean(state.mean_alpha, alpha, taken, has_examples),
             lambdas.next(state.lambda_, losses, counts),
             running_mean(state.mean_lambda, mixture, taken, has_examples),

@@ -41,11 +41,11 @@ from tff_agnostic.computations.histograms import LogGrid
 
 GRID = LogGrid(num_bins=1025)
 _OFF_GRID = f"losses below 0 or of {GRID.upper:g} and more, which share a bin"
-# Bin indices before the grid's first bin: for losses below 0, and for the threshold before any loss
-# is known.
+# Bin indices before the grid's first bin: for losses below 0, and for the threshold before
+# any loss is known.
 _BELOW_ZERO, _BELOW_ALL = -1, -2
-# Relative tolerances for rounding errors in sums of weights: in floating point, 0.29 * 100 is less
-# than 29.
+# Relative tolerances for rounding errors in sums of weights: in floating point, 0.29 * 100
+# is less than 29.
 _ROUNDING = 1e-12
 _SMOOTHED_ROUNDING = 1e-9
 # First eta of a tracked threshold, as a fraction of the mean loss. Too high an eta would fall
@@ -256,8 +256,9 @@ def find_quantile(
 def exact_share(quantile: Quantile) -> tf.Tensor:
     """Returns the fraction that clients at the quantile keep, so that theta of the weight counts.
 
-    It follows from the distribution pi that maximises sum_k pi_k F_k subject to pi_k <= alpha_k /
-    theta: pi_k is alpha_k / theta above the quantile, and clients at the quantile share the rest.
+    The fraction follows from the distribution pi that maximises sum_k pi_k F_k subject to pi_k <=
+    alpha_k / theta: pi_k is alpha_k / theta above the quantile, and clients at the quantile share
+    the rest.
     """
     left = tf.where(quantile.left > quantile.rounding, quantile.left, 0.0)
     share = tf.minimum(tf.math.divide_no_nan(left, quantile.inside), 1.0)
@@ -488,7 +489,7 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     centers = np.concatenate([[-GRID.upper], GRID.centers()])
     # The counted weight decreases in eta, and is linear between these points.
     kinks = np.sort(np.concatenate([centers - nu, centers]))
-    # At each kink, the first bin that counts, and the first bin that counts in full.
+    # For each kink, find the first bin that counts, and the first bin that counts in full.
     some = np.searchsorted(centers, kinks, "right")
     full = np.searchsorted(centers, kinks + nu, "right")
     weights = tf.cast(histogram, tf.float64)
@@ -502,7 +503,7 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
     weighted = sum_from(some, weights * centers) - sum_from(full, weights * centers)
     counted = in_full + (weighted - kinks * weight) / nu
     target = theta * tf.reduce_sum(weights)
-    # The last kink with enough counted weight; at the first kink all clients count.
+    # Find the last kink with enough counted weight; at the first kink all clients count.
     last = tf.reduce_sum(tf.cast(counted >= target * (1 - _SMOOTHED_ROUNDING), tf.int32)) - 1
     last = tf.clip_by_value(last, 0, len(kinks) - 2)
     falls = counted[last] - counted[last + 1]

@@ -17,8 +17,8 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.models.metrics import ColumnLoss
 from tff_agnostic.models.model import ModelWeights
 
-# Number of synthetic examples, and the rows of each compared batch. The last row is zeros, like
-# padding.
+# Number of synthetic examples, and the rows of each compared batch. The last row
+# is zeros, like padding.
 _NUM_ROWS = 5
 _BATCH = (0, 1, 2)
 _SAME_SIZE = ((0, 3, 4), (4, 3, 2))

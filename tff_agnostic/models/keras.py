@@ -622,8 +622,8 @@ def as_in_keras(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
     return ModelWeights(trainable, others[len(frozen) :])
 
 
-# This is a dataclass, not a closure, so that equal models stay equal after freezing, and are traced
-# once.
+# This is a dataclass, not a closure, so that equal models stay equal after freezing,
+# and are traced once.
 @dataclasses.dataclass(frozen=True)
 class _Predict:
     predict: Callable[[ModelWeights, Any, bool, tf.Tensor], tf.Tensor]

@@ -88,8 +88,8 @@ class Keras3:
         form = functools.cache(make_form)
 
         def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
-            # Drop the recorded masks, which belong to the original graph; the new graph computes
-            # its own.
+            # Drop the recorded masks, which belong to the original graph; the new
+            # graph computes its own.
             del mask
             return (form(layer) if isinstance(layer, tf.keras.layers.Layer) else layer)(
                 *args, **kwargs

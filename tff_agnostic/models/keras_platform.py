@@ -22,9 +22,9 @@ Penalty = tuple[int, Callable[["tf.Tensor"], "tf.Tensor"]]
 
 KERAS_2 = "Keras 2"
 KERAS_3 = "Keras 3"
-# Name of a method of this package's layers. It returns a function that replaces the layer in a
-# functional model: called like the layer, it applies Keras' own layers with copies of the layer's
-# weights.
+# Name of a method of this package's layers. It returns a function that replaces the layer
+# in a functional model: called like the layer, it applies Keras' own layers with copies
+# of the layer's weights.
 PLAIN_FORM = "plain_form"
 PlainForm = Callable[..., Any]
 _KERAS = ("keras.", "tensorflow.")

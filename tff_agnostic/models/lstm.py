@@ -15,12 +15,12 @@ from typing import Any, Callable, Optional, Union
 from tff_agnostic.base.later import tf
 from tff_agnostic.models.keras_platform import PlainForm, with_weights
 
-# Maximum number of steps to unroll. Longer sequences use a loop, because their unrolled graph would
-# be too large.
+# Maximum number of steps to unroll. Longer sequences use a loop, because their unrolled graph
+# would be too large.
 MAX_UNROLLED_STEPS = 64
 
-# A series: values at all time steps, as a list of T tensors if steps are unrolled, else as a tensor
-# [T, ...].
+# A series: values at all time steps, as a list of T tensors if steps are unrolled, else as
+# a tensor [T, ...].
 Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
 
 State = tuple["tf.Tensor", ...]
@@ -328,8 +328,8 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
-# Without this decorator, Keras would convert the function by AutoGraph, which takes 40% of a
-# model's time.
+# Without this decorator, Keras would convert the function by AutoGraph, which takes 40%
+# of a model's time.
 @tf.autograph.experimental.do_not_convert
 def lstm(
     x: tf.Tensor,

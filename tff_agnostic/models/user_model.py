@@ -165,8 +165,8 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
             if file.raised(e):
                 raise
             raise UserError(str(e)) from e
-    # Trials with other seeds build the same model; share its functions, so that they are traced
-    # once.
+    # Trials with other seeds build the same model; share its functions, so that
+    # they are traced once.
     shared = sharing_functions(model, _earlier())
     if shared is model and model.num_parameters <= _MAX_KEPT_PARAMETERS:
         _earlier().append(model)

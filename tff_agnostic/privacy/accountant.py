@@ -143,8 +143,8 @@ def _pld_epsilon(
     if _rough_rdp_epsilon(pairs, delta) > _MAX_COMPUTED:
         quickly = _rdp_epsilon(pairs, delta)
         if quickly > _MAX_COMPUTED:
-            # Return the rough bound: privacy losses would take minutes and gigabytes, for an
-            # equally useless epsilon.
+            # Return the rough bound: privacy losses would take minutes and gigabytes, for
+            # an equally useless epsilon.
             return quickly
     (mechanism, count), *others = pairs
     # Use the first mechanism's grid for all, as it has the most releases.
@@ -159,8 +159,8 @@ def _rough_pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
     return _pld_epsilon(pairs, delta, _COARSER)
 
 
-# The accountant PLD composes privacy losses numerically, and is tighter; RDP uses Renyi
-# divergences.
+# The accountant PLD composes privacy losses numerically, and is tighter;
+# RDP uses Renyi divergences.
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )

@@ -88,13 +88,13 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
     most = participations.max_participations or _UNBOUNDED
     if most == 1 or participations.min_separation >= rounds:
         return float(per_tree.bit_length())
-    # A larger separation has no effect. Clipping to a power of 2 lets similar numbers of rounds
-    # share cached results.
+    # A larger separation has no effect. Clipping to a power of 2 lets similar numbers of
+    # rounds share cached results.
     separation = min(participations.min_separation, 1 << rounds.bit_length())
     num_whole, rest = divmod(rounds, per_tree)
     if separation == 1 and most >= rounds:
-        # Participation in every round is the worst pattern, which the search would take long to
-        # find.
+        # Participation in every round is the worst pattern, which the search would
+        # take long to find.
         return float(num_whole * _with_all_rounds(per_tree) + _with_all_rounds(rest))
     times = min(most, -(-rounds // separation))
     if times**2 * separation > _MAX_STEPS:

@@ -180,9 +180,9 @@ class Grouping:
     map_: ClientMap = vectorised_clients
 
 
-# Limits for CPUs. For models up to 400 KB, starting the operations of a client's step takes longer
-# than running them. A vectorised convolution becomes a product of patches, which is slower (both
-# measured).
+# Limits for CPUs. For models up to 400 KB, starting the operations of a client's step
+# takes longer than running them. A vectorised convolution becomes a product of patches,
+# which is slower (both measured).
 ON_CPU = Grouping(400_000, max_with_convolutions=0, group_bytes=64 * 2**20)
 # Limits for accelerators, which one client's step does not saturate. Patches of convolutions are
 # large, so groups with convolutions are limited to 25 clients: on an H200, a CNN's round took 7
@@ -316,8 +316,8 @@ class CompiledClientWork:
 
     @property
     def _output_specs(self) -> ClientResult:
-        # Use whichever function is traced: a sum over clients has the shapes of one client's
-        # output.
+        # Use whichever function is traced: a sum over clients has the shapes
+        # of one client's output.
         traced = self._many if "_many" in vars(self) else self._one
         specs: ClientResult = traced.structured_outputs
         return specs
@@ -389,8 +389,8 @@ def _op_types(traced: Any) -> set[str]:
         by_name = {node.name: node for node in nodes}
         names, reached = list(names), set()
         while names:
-            # A node's input names another node's output, "node:y:0", or a control dependency,
-            # "^node".
+            # A node's input names another node's output, "node:y:0", or
+            # a control dependency, "^node".
             name = names.pop().lstrip("^").partition(":")[0]
             if name in reached or name not in by_name:
                 continue

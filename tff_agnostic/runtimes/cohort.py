@@ -217,8 +217,8 @@ class CohortTraining:
         self.quantities = round_.quantities
         self._initialize = tf.function(round_.initialize, autograph=False)
         state_spec = tensor_specs(self._initialize.get_concrete_function().structured_outputs)
-        # Concrete functions avoid looking up a trace, which takes a few percent of a small model's
-        # round.
+        # Concrete functions avoid looking up a trace, which takes a few percent of
+        # a small model's round.
         start = tf.function(round_.start, autograph=False).get_concrete_function(state_spec)
         next_step = tf.function(round_.next_step, autograph=False, reduce_retracing=True)
         self._finish = tf.function(round_.finish, autograph=False, reduce_retracing=True)

@@ -39,7 +39,7 @@ class ExecutionOptions(Options):
         if self.xla and self.client_mode == "vectorised":
             raise self.error("client_mode", "auto or streamed with xla")
         if self.max_clients_in_step and (self.xla or self.client_mode == "streamed"):
-            raise self.error("max_clients_in_step", "none with xla or streamed clients")
+            raise self.error("max_clients_in_step", "no value with xla or streamed clients")
 
     def execution(self) -> dict[str, Any]:
         """Returns options that may change results' last bits, by name, and TensorFlow's release."""

@@ -39,12 +39,12 @@ from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 _START_SECONDS = 120.0
 _CONNECT_SECONDS = 10.0
 _KEPT_WORKS = 8
-# Number of attempts to start Ray. It allows its node 30 seconds to start, which a busy machine may
-# occasionally exceed.
+# Number of attempts to start Ray. It allows its node 30 seconds to start, which a busy
+# machine may occasionally exceed.
 _START_ATTEMPTS = 3
 _TOO_SLOW = "timed out during startup"
-# Default values of environment variables, which disable Ray's usage reports and a warning about a
-# future version.
+# Default values of environment variables, which disable Ray's usage reports and a warning
+# about a future version.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 

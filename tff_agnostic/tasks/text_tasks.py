@@ -197,8 +197,8 @@ class Corpus:
         """
         names = self.domains.names
         features = {TOKENS: Feature("string"), **self.domains.features}
-        # The vocabulary is the first entry, so that messages name it if words and data have both
-        # changed.
+        # The vocabulary is the first entry, so that messages name it if words and
+        # data have both changed.
         fingerprint = {"vocabulary": vocabulary_digest(self.words)}
         if labels is not None:
             features[labels.name] = labels.feature

@@ -37,8 +37,8 @@ from tff_agnostic.training.problems import Arrays, clients_from_arrays
 
 # Random stream for drawing evaluated clients, distinct from other draws with the run's seed.
 _STREAM = 11
-# Maximum bytes of models evaluated in one pass; the weights of an ensemble include all its
-# predictors.
+# Maximum size, in bytes, of models to evaluate in one pass; an ensemble's weights
+# include all its predictors.
 _MAX_BYTES_AT_ONCE = 2**28
 
 

@@ -207,8 +207,8 @@ def run_rounds(
             cohort = reader.read(num)
             state, report = training.next(state, cohort)
             if not is_private:
-                # Skip this for private sums, whose noisy counts do not show which clients had
-                # finite values.
+                # Skip this for private sums, whose noisy counts do not show which
+                # clients had finite values.
                 _check_finite(algorithm, report, num, cohort)
                 algorithm.check_report(report)
             finished = FinishedRound(algorithm, num, last, state, report)

@@ -122,8 +122,8 @@ class PrivateAccount:
         now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
         spent = self._ahead.get(now) or self._pool.submit(self._spent, *now)
         if rounds < self._last:
-            # Compute the next epsilon while the next round runs, as it takes longer than a small
-            # model's round.
+            # Compute the next epsilon while the next round runs, as it takes longer than
+            # a small model's round.
             self._ahead = {later: self._pool.submit(self._spent, *later)}
         return OrderedDict(report, privacy=spent.result())
 
