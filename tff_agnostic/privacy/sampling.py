@@ -300,7 +300,7 @@ class SecretCohorts:
 class KnownCohorts:
     """The server chooses and knows the reporting clients, so sampling does not amplify privacy.
 
-    Rounds are then counted for one client: only rounds in which this client reports count.
+    The account is for one client, and counts only the rounds in which this client reports.
     """
 
     adjacency = ZERO_OUT

@@ -150,8 +150,8 @@ class Runtime(Protocol):
     def check_clients_per_round(self, clients_per_round: int) -> None:
         """Checks that the runtime supports rounds with this number of clients.
 
-        If cohorts have random sizes, this is their mean size, and every size must run. By default a
-        runtime supports any number.
+        If cohorts have random sizes, the number is their mean size, and any size must be possible.
+        By default a runtime supports any number.
         """
         del clients_per_round
 

@@ -52,8 +52,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
 ]
-# Script that becomes the worker. The kernel kills the worker when its parent dies, even by SIGKILL,
-# which the parent could not handle. getppid detects a parent that died before prctl.
+# Script that becomes the worker process. The kernel kills the worker when its parent dies, even by
+# SIGKILL, which the parent could not handle. getppid detects a parent that died before prctl.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1

@@ -179,7 +179,7 @@ class PrivateEvaluation:
         )
 
     def consistent(self, output: EvaluationOutput) -> EvaluationOutput:
-        """Returns noisy sums made consistent, in NumPy; see the function `consistent`."""
+        """Returns consistent noisy sums as NumPy arrays; see the function `consistent`."""
         return tf.nest.map_structure(np.asarray, consistent(output, self.bounds))
 
     def epsilon(self, releases: int) -> float:
