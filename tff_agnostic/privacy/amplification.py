@@ -86,7 +86,7 @@ def sampled_without_replacement(
     def at(order: int, terms: np.ndarray) -> float:
         j = np.arange(2, order + 1)
         second = terms[0]
-        # The second term has the factor min(4 (e^eps - 1), 2 e^eps).
+        # The term with j = 2 has the factor min(4 (e^eps - 1), 2 e^eps).
         smaller = min(math.log(4) + _log_expm1(second), math.log(2) + second)
         values = np.where(j == 2, smaller, math.log(2) + (j - 1) * terms)
         return log_sum(np.append(j * math.log(rate) + _log_binomials(order, j) + values, 0.0))

@@ -3,7 +3,7 @@
 - `digits`: handwritten digits from scikit-learn, 1,797 images of 8x8 pixels, without a download. As
   groups rarely have equal sizes, class 8 by default keeps 15% and class 9 keeps 30% of its training
   examples; all test images are kept. With equal class sizes there is little unfairness to reduce:
-  uniform and agnostic training give the same results.
+  uniform and agnostic training end equally well.
 - `fashion_mnist`: t-shirt/top, pullover and shirt of Fashion-MNIST, logistic regression. The store
   contains all ten classes, or only these three, numbered 0 to 2.
 """

@@ -283,7 +283,7 @@ def tff_store(name: str, cache_dir: Optional[Path]) -> Path:
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
-    """Returns the `size` most frequent words of TFF's Stack Overflow."""
+    """Returns the `size` words that most training users of TFF's Stack Overflow have used."""
     folder = None if cache_dir is None else str(cache_dir)
     with _downloading("stackoverflow.word_count", "vocabulary", "a file of words") as datasets:
         return tuple(datasets.stackoverflow.load_word_counts(folder, size))
