@@ -111,7 +111,6 @@ def agnostic_fed_avg(
     """Returns AgnosticFedAvg; `core.averaging` computes line 9, w_t = sum_k beta^k w^k / beta_t.
 
     Args:
-        problem: The learning problem.
         slope: Slope of an additional term of lambda's objective; see `lambda_ascent`.
         initial_counts: N_0, p positive numbers that fill the window before the first round; if
             None, the expected counts per round. With r = 1 only their ratios matter. With r > 1

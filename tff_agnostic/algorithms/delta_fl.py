@@ -210,9 +210,6 @@ def tail_work(
 
     Args:
         broadcast: Weights w_t and threshold eta_t of each level.
-        num_domains: Number of domains p.
-        options: Options of local training.
-        thresholds: Threshold of each level.
         client_weighting: A name in `core.CLIENT_WEIGHTINGS`.
         is_surveyed: Whether thresholds come from surveys; otherwise clients send statistics of
             their losses here.

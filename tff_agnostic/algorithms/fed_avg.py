@@ -82,7 +82,6 @@ def fed_avg(
     """Returns FedAvg, in which each example is weighted by its domain's scale.
 
     Args:
-        problem: The learning problem.
         name: Name of the algorithm or variation.
         alpha: Scale of each domain, p numbers; all 1 if None.
         proximal: Weight mu of FedProx's proximal term; 0 for FedAvg.

@@ -122,8 +122,6 @@ def stochastic_afl(
     """Returns Stochastic-AFL; its models are w_A, the mean of the iterates, and the last iterate.
 
     Args:
-        problem: The learning problem.
-        options: Options of the algorithm.
         weights_gradient: Called with lambda and a seed; returns the domain weights in w's gradient.
             Figure 4 uses `drawn_by_lambda`.
         lambda_gradient: Called with the losses and a seed; returns lambda's gradient. Figure 4 uses

@@ -393,7 +393,6 @@ def trace_outputs(
     """Returns `compute` traced as a function of weights (a tuple), examples and a seed, int32 [2].
 
     Args:
-        model: The model to trace.
         compute: Function of `ModelWeights`, examples and a seed.
         while_tracing: Called at the end of the trace.
 

@@ -62,7 +62,6 @@ def scan(
         step: Maps (state, input) to (next state, tensors to save).
         initial: The state before the first step, tensors [B, ...] of one dtype.
         mask: Mask of each step, bool [B, 1], or None. Where it is False the state does not change.
-        num_saved: Number of tensors that a step saves.
 
     Returns:
         A list of series, one for each component of the state (after each step), and a list of
@@ -96,7 +95,6 @@ def scan_back(
         d_outputs: The gradient with respect to each step's output, which is the first component of
             its state.
         mask: As in `scan`.
-        num_outputs: Number of outputs of a step.
 
     Returns:
         A series for each output of the step, in forward time order.

@@ -192,7 +192,6 @@ def check_tail(tail: float, delta: float) -> None:
 
     Args:
         tail: Bound on this probability over the entire run.
-        delta: The delta of (epsilon, delta).
     """
     if tail > _TAIL_SHARE * delta:
         raise OptionError(

@@ -116,7 +116,6 @@ def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
 
     Args:
         participations: Only `restart_every` is used.
-        rounds: Number T of rounds.
     """
     per_tree = participations.restart_every or rounds
     tree, position = np.divmod(np.arange(rounds), per_tree)

@@ -201,7 +201,6 @@ class CompiledClientWork:
     Each function is traced once, on first use, and runs clients of any size on any device.
 
     Args:
-        work: The work of each client.
         xla: Whether XLA compiles the functions.
         grouping: Limits on vectorised groups, which depend on the device.
 

@@ -55,7 +55,6 @@ class SumOverClients(Protocol):
 
         Args:
             broadcast: Message to every client.
-            cohort: The clients.
             client_state: States of the clients, NumPy arrays whose first axis is clients, as in the
                 returned states.
         """
@@ -81,11 +80,7 @@ class SummingRuntime(Runtime):
 
 
 class CohortRuntime(SummingRuntime):
-    """Runs rounds in this process; as a context manager it owns its threads.
-
-    Args:
-        options: Options of execution.
-    """
+    """Runs rounds in this process; as a context manager it owns its threads."""
 
     def __init__(self, options: CohortOptions = CohortOptions()) -> None:
         self._options = options

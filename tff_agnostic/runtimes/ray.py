@@ -55,7 +55,6 @@ class RayRuntime(SummingRuntime):
     of workers nor the death of a worker changes the results.
 
     Args:
-        options: Options of execution.
         start_seconds: A round fails if no worker has started within this many seconds.
     """
 
@@ -128,8 +127,6 @@ class SumOnRay:
     """A `cohort.SumOverClients` on Ray workers.
 
     Args:
-        work: The work of each client.
-        options: Options of execution.
         pool: Returns the running worker pool.
     """
 

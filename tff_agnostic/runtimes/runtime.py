@@ -169,7 +169,6 @@ def to_numpy_examples(examples: Examples) -> dict[str, Any]:
 
 
 def _evaluated(output: Any, report: Report) -> RawEvaluation:
-    """Returns the result of an evaluation, with NumPy arrays."""
     clipped = report.get("clipped", {})
     return RawEvaluation(
         tf.nest.map_structure(np.asarray, output),

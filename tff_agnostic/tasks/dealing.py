@@ -20,7 +20,6 @@ def deal(
     """Returns clients among whom all examples are divided.
 
     Args:
-        options: Options of the task.
         field: Name of the option with the number of clients.
         ids: Format of the clients' ids, such as "train_{:03d}".
         examples: Columns of the examples, including "y".

@@ -33,7 +33,6 @@ def load_task(name: str, options: Union[Options, Mapping[str, Any]], context: Ta
     """Returns a loaded task.
 
     Args:
-        name: Name of the task.
         options: Options of the task, or a mapping of the options that differ from the defaults.
         context: Seed, and paths to the data.
     """

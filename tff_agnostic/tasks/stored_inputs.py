@@ -162,7 +162,6 @@ def _values(
 
 
 def _described(description: StoreDescription, name: str) -> Input:
-    """Returns the description of a numeric input."""
     columns = description.columns
     if columns is not None and name in columns.images:
         return Whole(IMAGE, columns.images[name])

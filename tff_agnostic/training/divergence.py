@@ -36,7 +36,6 @@ def diverged(
     either.
 
     Args:
-        round_num: Number of the round.
         num_non_finite: Number of clients with non-finite values.
         num_clients: Number of clients in the round or evaluation.
         model: The model with its initial weights.

@@ -186,8 +186,6 @@ def run_rounds(
     Args:
         training: Runs the rounds of `algorithm` with `aggregation`.
         aggregation: The aggregation of client outputs.
-        clients: The training clients.
-        cohorts: The cohorts of the rounds.
         state: State before the first round.
         last: Number of the last round.
         observers: Observers of the rounds, in this order.

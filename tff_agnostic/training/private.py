@@ -318,11 +318,7 @@ class PrivateTraining:
 
 
 class PrivacyAccount(Observer):
-    """Adds the epsilon spent so far to each round's report.
-
-    Args:
-        private: The private training.
-    """
+    """Adds the epsilon spent so far to each round's report."""
 
     def __init__(self, private: PrivateTraining) -> None:
         self._private = private

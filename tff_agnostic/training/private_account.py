@@ -45,10 +45,6 @@ def noise_tail(mechanism: Mechanism, releases: int) -> float:
 
     Generators never draw values beyond the tail, though the account assumes the complete
     distribution. For noise from clients, the bound is for the sum of their noise.
-
-    Args:
-        mechanism: The mechanism of each release.
-        releases: Number of releases.
     """
     if mechanism.noise_multiplier == 0:
         return 0.0
@@ -68,8 +64,6 @@ class PrivateAccount:
     Args:
         last: Number of the last round.
         mechanism: Maps a noise multiplier to the mechanism of a round's release.
-        noise_multiplier: Noise multiplier of the rounds.
-        delta: The delta of (epsilon, delta).
         evaluation: Noise and account of private evaluations; None if evaluations have no noise.
         num_models: Number of models that each evaluation evaluates.
 
@@ -116,7 +110,6 @@ class PrivateAccount:
         """Returns a round's report with the epsilon spent so far.
 
         Args:
-            report: Report of the round.
             rounds: Number of the round; epsilon includes the evaluation due after it.
         """
         now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
@@ -172,7 +165,6 @@ class PrivateAccount:
         """Resumes the account after some rounds.
 
         Args:
-            rounds: Number of completed rounds.
             noise_multiplier: Noise multiplier of the rounds, which may have been calibrated for
                 fewer rounds.
             evaluations: Private evaluations of the run; None to account for its rounds alone.

@@ -274,7 +274,6 @@ def private_measurement(
     """Returns the evaluation of one model's weights, with the bounds that private sums need.
 
     Args:
-        num_domains: Number of domains p.
         with_client_distributions: Whether to measure distributions over clients.
         counting: How predictions are counted by class; None to not count them.
     """
@@ -350,7 +349,6 @@ def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[floa
     """Returns the privacy share w_g of each group of values of a private evaluation.
 
     Args:
-        groups: Names of the groups.
         clients_share: Total share of the groups with distributions over clients, which divide it
             equally; the other groups divide the rest.
     """

@@ -125,7 +125,6 @@ def clients_from_arrays(
 
     Args:
         clients: The arrays of each client, by id; see `classification`.
-        num_domains: Number of domains p.
     """
     spec = model.client_data_spec()
     checked = {}
