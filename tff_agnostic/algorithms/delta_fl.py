@@ -2,10 +2,10 @@
 
 The paper is "A Superquantile Approach to Federated Learning with Heterogeneous Devices".
 
-A model with conformity level theta minimises the superquantile (CVaR) of the client losses: the
-mean over the clients with the largest losses whose weights add up to a fraction theta of the total.
-theta = 1 is FedAvg; if theta is below every client's weight, only the worst client counts. Several
-levels form a family of models, which train independently on the same cohorts.
+A model with conformity level theta minimises the superquantile (CVaR) of the client losses. This is
+the mean over the clients with the largest losses, up to a fraction theta of the total weight. With
+theta = 1 it is FedAvg. If theta is below every client's weight, only the worst client counts.
+Several levels form a family of models, which train independently on the same cohorts.
 
 A round of Algorithm 2 first surveys the clients' losses to find their quantile, and then trains the
 clients above it. With a lagged or tracked threshold, the round has only the second step; see
@@ -48,13 +48,13 @@ class DeltaFlOptions(core.AveragingOptions, core.ClientWeightingOptions, core.Ho
     Attributes:
         theta: Levels theta of Delta-FL, comma-separated. Each level trains a model for the clients
             with the largest losses that make up this fraction of the total weight; 1 is FedAvg.
-        threshold: Source of the threshold above which clients train: one survey of the losses, in
-            bins 2.7% wide (survey); three surveys, for the exact quantile (refined); without a
-            survey, the losses of the previous round (lagged); or, without a survey, a threshold
-            that moves by factors (tracked).
-        boundary: Weight of clients at the threshold: what remains of theta (exact), or full, as in
-            the paper (paper). With the smoothed objective, the weight increases with the loss above
-            the threshold (smooth).
+        threshold: How the threshold is found above which clients train. survey: from one survey of
+            the losses, in bins 2.7% wide. refined: exactly, from three surveys. lagged: from the
+            previous round's losses, without a survey. tracked: the threshold moves by factors,
+            without a survey.
+        boundary: How clients at the threshold count. exact: with what remains of theta. paper: in
+            full, as in the paper. smooth: with a weight that increases with the loss above the
+            threshold (smoothed objective).
     """
 
     theta: Annotated[tuple[float, ...], Within(above=0, most=1)] = (0.5,)

@@ -9,8 +9,8 @@ minimises F_k(w) + mu / 2 ||w - w^t||^2 approximately: the gradient of every loc
 - w^t), which is 0 in the first step.
 
 FedAvg-Sub: Laguel et al. 2021, "A Superquantile Approach to Federated Learning with Heterogeneous
-Devices". It is the control for Delta-FL, which trains only the clients with the largest losses:
-FedAvg on about as many clients, theta m of a cohort of m, drawn regardless of their losses.
+Devices". Delta-FL trains only the clients with the largest losses. FedAvg-Sub is its control: it
+trains about as many clients, theta m from a cohort of m, drawn regardless of their losses.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """q-FedAvg: Li, Sanjabi, Beirami, Smith 2020, "Fair Resource Allocation in Federated Learning".
 
-It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1): the larger q, the larger the weight of
-clients with large losses. q = 0 is FedAvg; as q -> infinity, only the largest client loss counts.
+It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1). The larger q, the more clients with large
+losses count. With q = 0 it is FedAvg; as q -> infinity, only the largest client loss counts.
 
 Clients send powers of F_k / c, so that no power overflows. This divides both Delta_k and h_k by
-c^q, which leaves the update unchanged. c is the previous round's mean loss with weights h_k; with a
-large q, it is close to the largest loss. Powers are clipped to exp(50), which mainly happens before
-the first c is known; each round reports the number of clipped clients.
+c^q, which leaves the update unchanged. Here c is the previous round's mean loss with weights h_k;
+with a large q, it is close to the largest loss. Powers are clipped to exp(50), which mainly happens
+before the first c is known; each round reports the number of clipped clients.
 """
 
 from __future__ import annotations

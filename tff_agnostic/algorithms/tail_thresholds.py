@@ -6,8 +6,8 @@ eta. The server, which sees only sums over clients, finds eta in one of four way
 
 - *survey*: each client adds its weight alpha_k to the histogram bin of its loss F_k, and eta is the
   bin of the (1 - theta)-quantile;
-- *refined*: three surveys find the quantile digit by digit, so that eta is the exact quantile, a
-  float32; each survey counts only losses that share the digits found so far;
+- *refined*: three surveys find the exact quantile, a float32, digit by digit; each survey counts
+  only losses that share the digits found so far;
 - *lagged*: clients send their bins along with their updates, for the next round's eta;
 - *tracked*: each round multiplies eta by a factor, so that a fraction theta of the weight tends to
   be above eta (as for the adaptive clipping norm of Andrew et al. 2021).
@@ -256,9 +256,8 @@ def find_quantile(
 def exact_share(quantile: Quantile) -> tf.Tensor:
     """Returns the fraction that clients at the quantile keep, so that theta of the weight counts.
 
-    The fraction follows from the distribution pi that maximises sum_k pi_k F_k subject to pi_k <=
-    alpha_k / theta: pi_k is alpha_k / theta above the quantile, and clients at the quantile share
-    the rest.
+    Let the distribution pi maximise sum_k pi_k F_k subject to pi_k <= alpha_k / theta. Then pi_k is
+    alpha_k / theta above the quantile, and clients at the quantile share the rest.
     """
     left = tf.where(quantile.left > quantile.rounding, quantile.left, 0.0)
     share = tf.minimum(tf.math.divide_no_nan(left, quantile.inside), 1.0)

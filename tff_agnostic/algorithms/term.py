@@ -155,9 +155,9 @@ def tilted(loss: tf.Tensor, center: tf.Tensor, tilt: tf.Tensor) -> tuple[tf.Tens
 def next_center(weight: tf.Tensor, weighted_loss: tf.Tensor, mean_loss: tf.Tensor) -> tf.Tensor:
     """Returns the next round's c: the mean of the F_k with this round's client weights.
 
-    If the losses do not change, the next round's weights p_k exp(t (F_k - c)) sum to S with min_k
-    p_k <= S <= sum_k p_k, because -log(S / sum_k p_k) = KL(q || p), where q_k is proportional to
-    p_k exp(t F_k). If a secure sum has rounded all weights to 0, c is the examples' mean loss.
+    Let S be the sum of the next round's weights p_k exp(t (F_k - c)). If the losses do not change,
+    -log(S / sum_k p_k) = KL(q || p), where q_k is proportional to p_k exp(t F_k). Then min_k p_k <=
+    S <= sum_k p_k. If a secure sum has rounded all weights to 0, c is the examples' mean loss.
     """
     return tf.where(weight > 0, tf.math.divide_no_nan(weighted_loss, weight), mean_loss)
 

@@ -70,11 +70,11 @@ def model_from_keras(
         The model in functional form. Dropout and other random layers draw from each call's seed.
 
     Raises:
-        ValueError: If the model has no trainable weights, or trainable weights that are not
-            float32; if weights are not in layer attributes; if layers update their own state while
-            training, as batch normalisation does; if its call adds losses or captures variables; if
-            `loss` does not return one number per example; or if an example's outputs, loss or
-            metrics depend on other examples of its batch.
+        ValueError: If the model has no trainable weights, or some are not float32 or not in layer
+            attributes. If layers update their own state while training, as batch normalisation
+            does. If the call adds losses or captures variables. If `loss` does not return one
+            number per example. If an example's outputs, loss or metrics depend on other examples of
+            its batch.
     """
     tf.keras.utils.set_random_seed(seed)
     name_layers_afresh()

@@ -64,8 +64,7 @@ def scan(
         mask: Mask of each step, bool [B, 1], or None. Where it is False the state does not change.
 
     Returns:
-        A list of series, one for each component of the state (after each step), and a list of
-        series, one for each saved tensor.
+        Two lists of series: the state's components after each step, and the saved tensors.
     """
 
     def masked_step(state: State, mask: Optional[tf.Tensor], value: tf.Tensor) -> tuple:

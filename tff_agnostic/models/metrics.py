@@ -354,10 +354,10 @@ def perplexity(sequence_length: int) -> Metric:
 def in_vocab_accuracy(ids: TokenIds, sequence_length: int) -> Metric:
     """Returns the in-vocabulary accuracy of Ro et al. 2021, section 5.1.
 
-    The numerator counts correct predictions, except predictions of UNK (out of vocabulary) and of
-    the end of a sentence. The denominator counts words, except the end of a sentence. An
-    out-of-vocabulary word counts in the denominator and is never correct, so that vocabularies of
-    different sizes are comparable.
+    The numerator counts correct predictions, except UNK (out of vocabulary) and the end of a
+    sentence. The denominator counts words, except the end of a sentence. An out-of-vocabulary word
+    counts in the denominator and is never correct, so that vocabularies of different sizes are
+    comparable.
     """
     return _word_accuracy(
         "in_vocab_accuracy", sequence_length, never_right=[ids.oov, ids.eos], excluded=[ids.eos]

@@ -23,7 +23,7 @@ _BRIDGE = "tff_agnostic.computations.tff_bridge.models"
 
 
 class ModelWeights(NamedTuple):
-    """Weights of a model, with the fields of TFF's class of that name.
+    """Weights of a model, with the same fields as TFF's `ModelWeights`.
 
     Attributes:
         trainable: Arrays or tensors, in the order of the model.

@@ -124,9 +124,10 @@ def build_user_model(file: UserFile, data: ModelData, seed: int = 0) -> Model:
     - loss: a Keras loss with `reduction="none"`, or a function (labels, predictions) -> [n], such
       as `SentenceLoss` for texts. If an example has one label and one output, a loss that needs
       both as columns [n, 1] receives columns; see `per_example_loss`;
-    - metrics: `Metric` objects. By default, classes have accuracy (for a single output only if the
-      loss has `from_logits`, as `BinaryCrossentropy` does); real labels with known range and a
-      single output have mean absolute and root mean squared error; next words have `text_metrics`.
+    - metrics: `Metric` objects. The defaults depend on the labels. Classes have accuracy; a single
+      output has it only if the loss has `from_logits`, as `BinaryCrossentropy` does. Real labels
+      with known range and a single output have mean absolute and root mean squared error. Next
+      words have `text_metrics`.
 
     The file can import modules in its folder.
 

@@ -128,8 +128,8 @@ class IntegerGroup:
     """A group of values that clients send as noised integers.
 
     Attributes:
-        noise_multiplier: Noise multiplier z_g: standard deviation of the clients' total noise as a
-            multiple of `clip`, if the expected number of clients reports.
+        noise_multiplier: Noise multiplier z_g: if the expected number of clients reports, their
+            total noise has the standard deviation z_g `clip`.
         clip: Clip norm c_g before rounding, in steps of the integer grid.
         dimension: Number d_g of values in the group, including padding for the rotation.
     """

@@ -212,7 +212,7 @@ def _gaussian_rdp(mechanism: CentralNoise, orders: tuple[float, ...]) -> np.ndar
 def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> PrivacyLoss:
     """Returns the result of dp-accounting's `from_gaussian_mechanism` in a sixth of the time.
 
-    The library inverts the privacy loss separately at each of tens of thousands of grid points.
+    The library inverts the privacy loss separately at each grid point, tens of thousands of times.
     Here one array expression does this; the library does everything else.
     """
     pld = dp_accounting.pld
@@ -238,8 +238,8 @@ def _sampled_loss(noise_multiplier: float, rate: float, interval: float) -> Priv
 def _sampled_deltas(loss: Any, epsilons: np.ndarray, removed: bool) -> np.ndarray:
     """Returns delta of one round at each epsilon: P(x <= c) - e^epsilon Q(x <= c).
 
-    x is the release, P and Q are its distributions with and without the client (or vice versa), and
-    c is the point whose privacy loss is epsilon (Balle and Wang 2018, theorem 5).
+    Here x is the release, and P and Q are its distributions with and without the client, or vice
+    versa. The point c has the privacy loss epsilon (Balle and Wang 2018, theorem 5).
 
     Args:
         loss: dp-accounting's `GaussianPrivacyLoss` with a sampling rate q below 1.

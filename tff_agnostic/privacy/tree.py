@@ -110,8 +110,8 @@ def squared_sensitivity(participations: Participations, rounds: int) -> float:
 def noise_covariance(participations: Participations, rounds: int) -> np.ndarray:
     """Returns the covariance of the rounds' noise, [T, T], in units of one node's noise variance.
 
-    The sum of all rounds up to round t has the noise of the nodes that cover these rounds; the
-    noise of round t is the difference between this noise and the noise up to round t - 1. Two such
+    The sum over rounds 1 to t has the noise of the nodes that cover these rounds. Round t itself
+    has the difference between this noise and the noise of the sum over rounds 1 to t - 1. Two such
     prefixes share the nodes for the leading bits in which their lengths agree.
 
     Args:

@@ -185,7 +185,7 @@ class Grouping:
 # which is slower (both measured).
 ON_CPU = Grouping(400_000, max_with_convolutions=0, group_bytes=64 * 2**20)
 # Limits for accelerators, which one client's step does not saturate. Patches of convolutions are
-# large, so groups with convolutions are limited to 25 clients: on an H200, a CNN's round took 7
+# large, so groups with convolutions are limited to 25 clients. On an H200, a CNN's round took 7
 # milliseconds per client in groups of 10, and 3 in groups of 25 or 50.
 ON_ACCELERATOR = Grouping(
     None,

@@ -51,8 +51,8 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_Z
 class RayRuntime(SummingRuntime):
     """Runs rounds on Ray workers; as a context manager it owns them, and the Ray that it starts.
 
-    Shards and their order of summation are the same as in the cohort runtime, so neither the number
-    of workers nor the death of a worker changes the results.
+    Shards are the same as in the cohort runtime, and are summed in the same order. Neither the
+    number of workers nor the death of a worker therefore changes the results.
 
     Args:
         start_seconds: A round fails if no worker has started within this many seconds.

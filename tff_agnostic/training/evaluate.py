@@ -1,4 +1,4 @@
-"""Evaluation in memory: of models on a task's clients, and of each client's choice of a model."""
+"""Evaluates models on a task's clients, and each client's choice of a model."""
 
 from __future__ import annotations
 
@@ -167,8 +167,8 @@ class Evaluator:
         )
         if self.noise is None:
             return report
-        # Omit the counts of classes: the maximum of noisy counts is biased upwards, so the score of
-        # the best constant prediction would be too high.
+        # Omit class counts: the maximum of noisy counts is biased upwards, so the best constant
+        # prediction would score too high.
         return dataclasses.replace(report, classes=dataclasses.replace(report.classes, counts={}))
 
     def diverged(self, round_num: int, report: EvaluationReport, on_all: bool) -> UserError:
@@ -223,7 +223,7 @@ def _sample(client_ids: Sequence[str], size: Optional[int], seed: int) -> Sequen
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceReport:
-    """Evaluation of several models, and of each client's choice of one of them.
+    """Evaluations of several models, and of the model that each client chooses.
 
     Attributes:
         models: Evaluation of each model, by name, on examples that clients do not use for the

@@ -333,7 +333,7 @@ class PrivacyAccount(Observer):
 
 
 def _groups(round_: Round) -> list[tuple[float, int]]:
-    """Returns z_g / z and the number of integers of each group of values, for all steps."""
+    """Returns (z_g / z, number of integers) for each group of values, over all steps."""
     groups: list[tuple[float, int]] = []
 
     def sum_step(k: int, message: Any, client_state: Any) -> Any:

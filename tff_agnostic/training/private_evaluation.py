@@ -52,7 +52,7 @@ from tff_agnostic.privacy.sampling import EveryClient
 from tff_agnostic.tasks.task import Task
 
 _PUBLIC = "the number of test clients is assumed to be public"
-# Prefix of a hash, which distinguishes the noise of evaluations from the noise of training.
+# Prefix of a hash, which distinguishes evaluation noise from training noise.
 _EVALUATIONS = b"evaluations"
 _ASSUMES_OTHER_NAMES = (
     "test clients are taken for others than training clients: no name is among both"
@@ -346,7 +346,7 @@ def private_evaluation_bounds(
 
 
 def evaluation_shares(groups: Sequence[str], clients_share: float) -> tuple[float, ...]:
-    """Returns the privacy share w_g of each group of values of a private evaluation.
+    """Returns the privacy share w_g of each group of values.
 
     Args:
         clients_share: Total share of the groups with distributions over clients, which divide it
@@ -367,10 +367,10 @@ def consistent(output: EvaluationOutput, limits: EvaluationOutput) -> Evaluation
     """Makes noisy distributions over clients consistent, at no privacy cost.
 
     Totals are clipped to [0, number of clients times their maximum value]. Histograms get
-    nonnegative entries that sum to the number of clients: each cumulative count is replaced by the
-    mean of the running maximum from the left and the running minimum from the right, which are both
-    monotone. If a measure's denominator is not positive in a domain, the domain's number of clients
-    becomes 0.
+    nonnegative entries that sum to the number of clients. For this, each cumulative count becomes
+    the mean of the running maximum from the left and the running minimum from the right, which are
+    both monotone. If a measure's denominator is not positive in a domain, the domain's number of
+    clients becomes 0.
 
     Args:
         output: Noisy sums.

@@ -49,8 +49,8 @@ def classification(
         clients: The arrays of each client, by id: "x" [n, ...]; "y" [n], classes from 0;
             "domain_id" [n], indices into `domain_names`. Floats become float32, integers int32.
         domain_names: Names of the p domains.
-        clients_per_round: Number of clients per round, which determines the expected number of
-            examples of each domain in a round.
+        clients_per_round: Number of clients per round, which determines each domain's expected
+            number of examples per round.
         seed: Seed of the initial weights, the cohorts and the shuffling.
 
     Example:
