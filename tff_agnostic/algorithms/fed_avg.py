@@ -38,7 +38,7 @@ _SHARE = core.ReportField(
 # Settings of McMahan et al. 2017, Algorithm 1: clients run SGD on each batch's mean loss, and the
 # server averages their weights.
 _PAPER = {**core.AVERAGE, "client_normalizer": "batch"}
-# Number of FedAvg-Sub's draw with a client's seed; shuffling draws are numbered from 0.
+# Index of FedAvg-Sub's draw with a client's seed; indices from 0 are for shuffling.
 _DRAW = -2
 
 

@@ -43,7 +43,8 @@ def draw(probabilities: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Returns an index drawn with `probabilities` [n], int32; its probability is never 0."""
     ends = tf.cumsum(probabilities)
     place = tf.random.stateless_uniform([], seed) * ends[-1]
-    # Rounding may put a position beyond the last end: assign it to the last positive probability.
+    # Rounding may put the position beyond the last end: choose the last index
+    # with a positive probability.
     last = tf.reduce_sum(tf.cast(ends < ends[-1], tf.int32))
     return tf.minimum(tf.reduce_sum(tf.cast(ends <= place, tf.int32)), last)
 

@@ -88,7 +88,7 @@ class PrivateAccount:
         self._evaluations: Optional[PlannedEvaluations] = None
         # Number of rounds that earlier processes completed.
         self._completed = 0
-        # Earlier processes' releases: how many there are, how many model evaluations in them this
+        # Number of releases of earlier processes, number of their model evaluations that this
         # process does not repeat, and the releases that it repeats.
         self._num_earlier, self._over = 0, 0
         self._again: list[Release] = []
