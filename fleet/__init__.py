@@ -1,7 +1,7 @@
-"""A server and nodes that run an export on separate machines; each node is one client.
+"""Federated training of an exported plan on separate machines: a server, and a node per client.
 
-A `members.Channel` carries bytes between server and nodes. Only the processes that run graphs
-import TensorFlow, and nothing imports TensorFlow Federated.
+A `members.Channel` carries bytes between server and nodes. Only the processes that execute graphs
+import TensorFlow. No process imports TensorFlow Federated.
 """
 
 # Version of the package, equal to tff_agnostic's.

@@ -1,6 +1,6 @@
 """Runs an exported plan on several machines, as a server and nodes on Flower.
 
-./run fleet has an environment for it; elsewhere the package is tff-agnostic-fleet.
+`./run fleet` installs the dependencies; outside this repository, install tff-agnostic-fleet.
 
 Example: ./run fleet demo --export=export --clients=clients
 """

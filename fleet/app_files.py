@@ -1,6 +1,7 @@
-"""The three small files by which Flower starts a fleet; they name the installed package only.
+"""The files of the Flower app that starts a fleet.
 
-Nodes run their operators' installed package and pinned export, whatever these files contain.
+These files only import the installed package. They cannot change what a node executes: it runs its
+operator's installed package and pinned export.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ app = ClientApp()
 
 
 def app_files(manifest: str) -> dict[str, str]:
-    """Returns the files' contents by name.
+    """Returns the contents of the app's files, keyed by file name.
 
     Args:
         manifest: SHA-256 of the export's manifest, as 64 hexadecimal digits.

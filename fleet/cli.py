@@ -16,14 +16,14 @@ from plan_runner.terminal import escape_output
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Runs a command; returns the exit status."""
+    """Runs a command, and returns its exit status."""
     escape_output()
     arguments = _parser().parse_args(argv)
     return run_command(lambda: arguments.run(arguments), ERRORS)
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser with one-line errors, and the flag --helpfull, as other commands have."""
+    """An argument parser with one-line errors and the flag --helpfull."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)

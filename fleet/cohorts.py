@@ -1,4 +1,4 @@
-"""The nodes of a round: a draw from the connected ones, as the plan's epsilon assumes."""
+"""Selects each round's nodes with the sampling scheme that the plan's epsilon assumes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from fleet.settings import ServerSettings
 from plan_runner.errors import PlanError, counted
 
 _MAX_NAMES = 5
-# Draws must be unpredictable.
+# The privacy guarantee requires unpredictable cohorts.
 _SECRET = random.SystemRandom()
 
 
 class Cohorts:
-    """Draws the nodes of a plan's rounds.
+    """Samples the nodes of a plan's rounds.
 
     Attributes:
-        planned: Draw that the epsilon of the server's noise assumes; None without this noise, or if
-            the fleet draws otherwise.
-        draws_secretly: Whether the planned draw is a secret random one.
-        min_clients: Minimum number of clients of a round.
+        planned: Sampling scheme that the plan's epsilon assumes; None if the server adds no noise,
+            or if the fleet samples in another way.
+        draws_secretly: Whether `planned` samples at random and keeps the sample secret.
+        min_clients: Minimum number of clients in a round.
 
     Args:
-        export: Name of the plan in messages.
-        noise: The server's noise.
-        weaker_privacy: Whether the fleet may draw otherwise than planned.
-        report: Called with human-readable lines.
+        export: Path of the export, for error messages.
+        noise: Noise that the server adds; None if it adds no noise.
+        weaker_privacy: Whether the fleet may sample in another way than planned.
+        report: Called with one-line messages for the user.
 
     Raises:
-        PlanError: The fleet cannot draw as planned, or the roster or the plan is too small.
+        PlanError: The fleet cannot sample as planned, or the roster or the plan allows fewer than
+            `min_clients` clients.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Cohorts:
         self.draws_secretly = scheme in (POISSON, FIXED_SIZE)
         self.min_clients = max(settings.min_clients, about.min_clients)
         if self.draws_secretly and not about.secure:
-            # A round is released, even if few nodes are drawn.
+            # The server must release every round, even if it samples few nodes.
             self.min_clients = about.min_clients
         self._max_clients = min(num_nodes, about.max_clients or num_nodes)
         if self.min_clients > self._max_clients:
@@ -86,10 +87,10 @@ class Cohorts:
             )
 
     def planned_draw(self) -> list[bytes]:
-        """Returns the clients of a round, drawn secretly as the plan's epsilon assumes.
+        """Samples a round's clients secretly, as the plan's epsilon assumes.
 
-        The draw is from the whole roster, connected or not. A drawn client that does not answer is
-        not replaced.
+        The population is the whole roster, including unreachable nodes. A sampled client that does
+        not answer is not replaced.
         """
         assert self.planned is not None and self.draws_secretly
         population = sorted(self._identities.names)
@@ -99,10 +100,10 @@ class Cohorts:
         return [identity for identity in population if _SECRET.random() < rate]
 
     def drawn(self, number: int, pool: Collection[bytes], members: Members) -> list[bytes]:
-        """Waits for enough nodes and draws the nodes of a round, in the order of their names.
+        """Waits for enough nodes, and selects the round's nodes, sorted by name.
 
         Args:
-            pool: The nodes that the round may ask.
+            pool: Nodes that may take part in the round.
         """
         minimum, timeout = self.min_clients, self._settings.timeouts.nodes
         everyone = set(self._identities.names)
@@ -111,7 +112,7 @@ class Cohorts:
         def enough(count: int, among: Collection[bytes]) -> Callable[[], bool]:
             return lambda: len([i for i in members.reachable() if i in among]) >= count
 
-        # The server waits once for all wanted nodes: some may be gone for good.
+        # Wait only once for all wanted nodes, because some may never return.
         if not self._was_complete and wanted > minimum:
             members.greet(enough(wanted, everyone), timeout)
         self._was_complete = True
@@ -139,7 +140,7 @@ class Cohorts:
         return sorted(drawn, key=self._identities.name)
 
     def rest(self, identity: bytes, number: int) -> None:
-        """Excludes a node that has failed in a round from the next ones."""
+        """Excludes a node that failed in a round from the next `rest_rounds` rounds."""
         self._resting[identity] = number + self._settings.rest_rounds
 
     def _names(self, identities: list[bytes]) -> str:
@@ -151,11 +152,11 @@ class Cohorts:
 def _obstacles(
     noise: ServerNoise, settings: ServerSettings, nodes: int, is_secure: bool
 ) -> list[str]:
-    """Returns the reasons why a fleet cannot draw cohorts as a plan's epsilon assumes.
+    """Returns the reasons why a fleet cannot sample cohorts as a plan's epsilon assumes.
 
     Args:
-        nodes: Number of the roster's nodes.
-        is_secure: Whether sums are secure.
+        nodes: Number of nodes in the roster.
+        is_secure: Whether the plan uses secure aggregation.
     """
     draw = noise.draw
     obstacles = []

@@ -1,4 +1,4 @@
-"""A fleet on this machine: every part is a process with its own keys, over TLS."""
+"""A fleet on one machine: server and nodes are processes with their own keys, connected by TLS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plan_runner.export import SERVER_STATE, SUFFIX, read_manifest
 
 _MODULE = (sys.executable, "-m", "fleet")
 _LOOK_SECONDS = 0.1
-# Seconds without output of the server; its own timeouts are shorter, and have messages.
+# Maximum seconds without output from the server. Its own timeouts are shorter and say the cause.
 _QUIET_SECONDS = 600.0
 _SERVER_TOML = """\
 export = {export}
@@ -50,12 +50,12 @@ data = {{ tfrecord = {data} }}
 
 
 class Demo:
-    """Rounds of a fleet on this machine; each node has one client of a folder.
+    """A fleet on this machine, with one node per client file of a folder.
 
     Attributes:
         names: Names of the nodes.
-        state: The server's folder for state.
-        exchanges: Events of exchanges.
+        state: Folder of the server's state.
+        exchanges: The server's events that describe its exchanges with nodes.
 
     Args:
         folder: New folder for keys, settings, states and logs.
@@ -91,7 +91,7 @@ class Demo:
                 f"epsilon, found {rounds}"
             )
         self.names = named_clients(files, folder / "clients", report)
-        # A plan with the server's noise has its own draw of cohorts.
+        # A plan with server noise defines how cohorts are sampled.
         draws_all = weaker_privacy or parse_server_noise(manifest) is None
         write_settings(folder, export.resolve(), self.names, draws_all)
         self.state = folder / "server" / "state"
@@ -101,7 +101,7 @@ class Demo:
         self._processes: Processes
 
     def run(self) -> None:
-        """Runs the rounds, and reports them and their exchanges."""
+        """Runs all rounds; reports their progress and a table of the exchanges."""
         with Processes(self._folder / "processes") as self._processes:
             self._start()
             self._watch()
@@ -171,9 +171,10 @@ class Demo:
 
 
 def named_clients(files: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
-    """Copies files of clients under the names of nodes, and returns these names.
+    """Copies clients' files to a folder, and returns the nodes' names.
 
-    If a client's name is invalid for a node, such as the title of a play, all nodes get new names.
+    Each node has its file's name. If a file name is not a valid node name, such as the title of a
+    play, all nodes get numbered names instead.
     """
     names = [path.stem for path in files]
     if not all(map(keys.is_name, names)):
@@ -189,21 +190,22 @@ def named_clients(files: Sequence[Path], folder: Path, report: Callable[[str], N
 def write_settings(
     folder: Path, export: Path, names: Sequence[str], draws_all: bool = True
 ) -> None:
-    """Writes keys and settings of nodes, whose examples are in the folder `clients`.
+    """Writes the keys and settings of a server and its nodes.
 
     Args:
-        draws_all: Whether each round waits for all nodes.
+        folder: The fleet's folder; its subfolder `clients` contains the nodes' examples.
+        draws_all: Whether to set the cohort size to the number of nodes.
     """
     sha256 = manifest_sha256(export)
     noise = parse_node_noise(read_manifest(export))
-    # The state may contain the key of the server's noise, so nodes get the plan without it.
+    # The server's state may contain the key of its noise, so nodes get the export without a state.
     plan = folder / "plan_of_nodes"
     shutil.copytree(export, plan)
     (plan / SERVER_STATE).unlink(missing_ok=True)
     publics = [keys.make_node_keys(folder / name, name) for name in names]
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)
-    # One node may fail.
+    # Rounds must complete although one node fails.
     min_clients = max(3, len(names) - 1, 0 if noise is None else noise.min_clients)
     (server / "server.toml").write_text(
         _SERVER_TOML.format(
@@ -227,8 +229,8 @@ def _toml(path: Path) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns free ports of loopback."""
-    # Open all at once: a closed port could be returned again.
+    """Returns `count` free ports of the loopback address."""
+    # Open all sockets before closing any, as the system may return a closed port again.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listening.getsockname()[1] for listening in sockets]
     for listening in sockets:

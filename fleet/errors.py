@@ -1,4 +1,4 @@
-"""Exceptions with one-line messages, of plans, their runner, and secure sums."""
+"""The exceptions whose one-line messages a fleet's commands print."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A fleet on Flower: its channel, its server app, and the calls of nodes and operators.
+"""Connects server and nodes by Flower: channel, ServerApp, nodes' tasks, registration of nodes.
 
-This module alone imports flwr. The calls of `serve`, `register` and `start_run` are internals of
-Flower 1.41, which change from release to release.
+This module alone imports flwr. `serve`, `register` and `start_run` call internals of Flower 1.41,
+which may change in any release.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FlowerChannel:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        # Requests by Flower's ids of messages.
+        # Unanswered requests, keyed by Flower's message id.
         self._waiting: dict[str, _Sent] = {}
         self._nodes: list[str] = []
         self._looked = self._pulled = -_NODES_SECONDS
@@ -83,7 +83,7 @@ class FlowerChannel:
         return self._nodes
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Sends requests by node without waiting."""
+        """See `members.Channel.send`."""
         names = list(requests)
         messages = [
             Message(_record(requests[name]), int(name), _TYPE, ttl=timeout) for name in names
@@ -94,7 +94,7 @@ class FlowerChannel:
                 self._waiting[key] = _Sent(name, until, request_tag(requests[name]))
 
     def receive(self) -> list[tuple[str, bytes]]:
-        """Returns nodes and their answers since the last call."""
+        """See `members.Channel.receive`."""
         now = time.monotonic()
         self._waiting = {key: sent for key, sent in self._waiting.items() if sent.until > now}
         if not self._waiting or now < self._pulled + _POLL_SECONDS:
@@ -115,7 +115,7 @@ class FlowerChannel:
 
 
 class _Sent(NamedTuple):
-    """A request that waits for its answer until a time of the monotonic clock."""
+    """An unanswered request, with its deadline on the monotonic clock."""
 
     node: str
     until: float
@@ -123,7 +123,7 @@ class _Sent(NamedTuple):
 
 
 class _Events:
-    """A `server.Listener` that writes lines of JSON, for the process that started the run."""
+    """A `server.Listener` that writes JSON lines for the process that started the run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,7 +139,7 @@ class _Events:
         self.write(kind=kind, round=round_number, exchange=vars(exchange))
 
     def step(self, done: str) -> None:
-        """Writes no event, as the journal contains the steps."""
+        """Writes no event, because the round journal already contains the steps."""
 
 
 server_app = ServerApp()
@@ -161,7 +161,7 @@ def _main(grid: Grid, context: Context) -> None:
             events.write(error=str(e))
             raise
         except Exception as e:
-            # Flower does not pass on the output of a ServerApp.
+            # Flower does not show a ServerApp's output to the user.
             events.write(line=f"the ServerApp fails: {type(e).__name__}: {reason(e)}")
             raise
         events.write(done=server.completed)
@@ -169,7 +169,7 @@ def _main(grid: Grid, context: Context) -> None:
 
 @contextlib.contextmanager
 def serving(state: Path, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of the only ServerApp.
+    """Holds the lock that prevents a second ServerApp on the same state.
 
     Raises:
         BlockingIOError: Another process has the lock, and `wait` is False.
@@ -180,13 +180,14 @@ def serving(state: Path, wait: bool = True) -> Iterator[None]:
 
 
 def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None:
-    """Answers messages of a SuperNode with process isolation until this process exits.
+    """Answers the messages of a SuperNode in process-isolation mode until this process exits.
 
-    The run's FAB is neither unpacked nor loaded.
+    The run's Flower app bundle is neither unpacked nor loaded.
 
     Args:
+        answer: Called with a message; returns the answer.
         address: HOST:PORT of the SuperNode's Runtime API, on loopback.
-        secret: The SuperNode's secret.
+        secret: Secret that authenticates this process to the SuperNode.
     """
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_ACQUIRE)
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
@@ -196,13 +197,13 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
         try:
             acquired = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
         except httpx.HTTPError as e:
-            # The SuperNode starts again by itself.
+            # `launch.run_node` restarts the SuperNode.
             _LOG.info("no SuperNode: %s", reason(e))
             time.sleep(1)
             continue
         if acquired.token:
-            # A task may wait for hours: a SuperNode keeps it if its run ended before its message
-            # was complete. Pull in a thread, so that other tasks proceed.
+            # If a run ends before a message is complete, the SuperNode keeps the task, and pulling
+            # the message may block for hours. Pull in a thread, so that other tasks proceed.
             task = _Task(address, acquired.token)
             threading.Thread(target=task.pull, args=(arrived,), daemon=True).start()
         with contextlib.suppress(queue.Empty):
@@ -224,7 +225,7 @@ class _Task:
         """Waits for the message, in a thread, and adds it to the queue."""
         try:
             message, context, _, _ = pull_task_input(self._client)
-        # No error may end the other tasks.
+        # An error in one task must not end the other tasks.
         except Exception as e:
             _LOG.warning("a task is lost: %s", reason(e))
             self._end(None, "failed", "the node could not read the message")
@@ -238,7 +239,7 @@ class _Task:
             reply = Message(_record(answer(_content(message))), reply_to=message)
             push_message(self._client, reply, context)
             status, details = "completed", ""
-        # No error may end the other tasks.
+        # An error in one task must not end the other tasks.
         except Exception as e:
             _LOG.warning("a task is lost: %s", reason(e))
         finally:
@@ -255,7 +256,7 @@ _Arrived = queue.SimpleQueue[tuple[_Task, Message, Context]]
 
 @contextlib.contextmanager
 def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
-    """Yields a client that can register nodes and start runs, as Flower's command line does."""
+    """Yields a client of the SuperLink, for registering nodes and starting runs."""
     client = ControlHttpClient.from_server_address(
         address,
         False,
@@ -271,7 +272,12 @@ def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
 
 
 def register(client: ControlHttpClient, logins: Sequence[Path]) -> None:
-    """Registers nodes by the files of their public keys; known nodes stay."""
+    """Registers nodes with the SuperLink, and skips registered nodes.
+
+    Args:
+        client: Client of `control`.
+        logins: Files NAME.pub with the nodes' public keys.
+    """
     for path in logins:
         key = public_key_to_bytes(serialization.load_ssh_public_key(path.read_bytes()))
         try:
@@ -288,7 +294,7 @@ def start_run(
     rounds: int,
     weaker_privacy: bool = False,
 ) -> int:
-    """Starts the ServerApp; returns Flower's number of the run."""
+    """Starts the ServerApp, and returns Flower's run id."""
     files = {name: text.encode() for name, text in app_files(manifest).items()}
     content, _ = build_fab_from_files(files)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})

@@ -1,7 +1,8 @@
 """Keys and certificates of a fleet: an authority, a server's certificate, nodes' keys.
 
-A node's secrets are created on its machine and stay there. Its operator sends `NAME.public.toml` to
-the server's operator, who sends back `ca.crt` and `roster.toml`; none of them holds a secret.
+A node's secrets are created on the node's machine and stay there. The node's operator sends
+`NAME.public.toml` to the server's operator, who sends back `ca.crt` and `roster.toml`. These three
+files contain no secrets.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from plan_runner.errors import PlanError
 
 AUTHORITY, AUTHORITY_KEY = "ca.crt", "ca.key"
 CERTIFICATE, CERTIFICATE_KEY = "server.crt", "server.key"
-# Secret of the processes that take tasks from Flower's part of the server or of a node.
+# Secret that authenticates the processes that take tasks from a SuperLink or SuperNode.
 TASKS_SECRET = "tasks.secret"
 IDENTITY, NODE_KEY, ROSTER = "identity.key", "node.key", "roster.toml"
 # Folder of the nodes' login keys, NAME.pub.
@@ -38,7 +39,7 @@ _SECRET_BYTES = 32
 _LOOPBACK = ("localhost", "127.0.0.1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DAY = datetime.timedelta(days=1)
-# A clock that is slow by a few minutes must not refuse a new certificate.
+# A node whose clock is a few minutes slow must accept a new certificate.
 _CLOCKS_DIFFER = datetime.timedelta(hours=1)
 _Certificate = x509.Certificate
 
@@ -48,9 +49,9 @@ class NodePublic:
     """The public keys of a node.
 
     Attributes:
-        name: Its name in the roster.
-        identity: Ed25519 public key of its signatures, as 64 hexadecimal digits.
-        login: Public key of its logins, in OpenSSH's format.
+        name: Name of the node in the roster.
+        identity: Ed25519 public key for the node's signatures, as 64 hexadecimal digits.
+        login: Public key with which the node logs in to Flower, in OpenSSH format.
     """
 
     name: str
@@ -59,7 +60,7 @@ class NodePublic:
 
 
 def make_node_keys(folder: Path, name: str) -> Path:
-    """Creates a node's secrets in a folder without keys; returns the file for the server."""
+    """Creates a node's secrets in a folder without keys; returns the path of the public file."""
     _check_name(name)
     remove_partial_files(folder)
     if (folder / IDENTITY).exists():
@@ -80,11 +81,11 @@ def make_node_keys(folder: Path, name: str) -> Path:
 
 
 def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], days: int) -> None:
-    """Creates a server's keys, a certificate and a roster; an existing authority and secret stay.
+    """Creates a server's keys, certificate and roster; keeps an existing authority and secret.
 
     Args:
         hosts: Names and addresses by which nodes reach the server.
-        nodes: Files of `make_node_keys`.
+        nodes: Public files that `make_node_keys` wrote.
         days: Validity of the certificate.
     """
     publics = read_publics(nodes)
@@ -112,7 +113,11 @@ def make_server_keys(folder: Path, hosts: Sequence[str], nodes: Sequence[Path], 
 
 
 def read_publics(files: Sequence[Path]) -> list[NodePublic]:
-    """Reads files of nodes, in the order of their names, which are distinct, like their keys."""
+    """Reads nodes' public files, sorted by node name.
+
+    Raises:
+        PlanError: No file is given, a file is malformed, or two nodes have the same name or key.
+    """
     publics = sorted((_read_public(file) for file in files), key=lambda public: public.name)
     if not publics:
         raise PlanError(f"expected files NAME{PUBLIC} of nodes, found none")
@@ -142,7 +147,7 @@ def read_certificate(path: Path) -> _Certificate:
 
 
 def expiry(certificate: _Certificate) -> str:
-    """Returns the last day of a certificate."""
+    """Returns the last day on which a certificate is valid, as YYYY-MM-DD."""
     return f"{certificate.not_valid_after_utc:%Y-%m-%d}"
 
 
@@ -197,7 +202,7 @@ def _server_certificate(
             f"found {days}"
         )
     builder = _builder(_name(hosts[0]), authority.subject, key.public_key(), days)
-    # The server's own processes reach it by its loopback names.
+    # The server's own processes connect to the loopback names.
     names = [_general_name(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
     authority_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     for extension, critical in (

@@ -1,4 +1,4 @@
-"""Starts, watches and ends the processes of a server and of a node."""
+"""Starts, monitors and ends the processes of a server or node."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from plan_runner.isolation import end_with_parent
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SUPERLINK = "superlink"
 _ENDING_SECONDS = 10.0
-# Flower retries a ServerApp that has not started in 30 seconds, several times on a busy machine.
+# Flower retries a ServerApp that has not started within 30 seconds. A busy machine may need several
+# attempts.
 _START_SECONDS = 600.0
 _MAX_RUNS = 20
 _LOOK_SECONDS = 0.2
 _ROOM_BYTES = 1 << 16
-# A refused SuperNode's output, the seconds to wait before giving up, and a message. A SuperLink
-# counts a killed node as connected for two minutes.
+# Output of a rejected SuperNode, mapped to the seconds to keep retrying and the error message after
+# them. A SuperLink counts a killed node as connected for two minutes, and rejects its successor.
 _REFUSALS = {
     "code: 2004": (
         120.0,
@@ -43,17 +44,17 @@ _REFUSALS = {
         "the server's certificate is not of the authority in ca.crt",
     ),
 }
-# A SuperNode that ran for longer was accepted.
+# Seconds after which a running SuperNode counts as accepted.
 _ACCEPTED_SECONDS = 60.0
 
 
 class Processes:
-    """Processes, each with its own group, that end with this object's context."""
+    """Child processes, each in its own process group; leaving the context ends all of them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # Position of a process's first output in its log, after the output of earlier processes.
+        # Offset of each running process's output in its log, which keeps earlier processes' output.
         self._begins: dict[str, int] = {}
         check_room(folder)
 
@@ -61,7 +62,7 @@ class Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # A second signal must not leave any process behind.
+        # Ignore further signals, which would leave processes behind.
         previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
@@ -71,14 +72,14 @@ class Processes:
             signal.signal(number, handler)
 
     def start(self, name: str, *command: str) -> int:
-        """Starts a program, whose output goes to NAME.log; returns its process id."""
+        """Starts a program that writes its output to NAME.log, and returns the process id."""
         environment = {
             **os.environ,
             "FLWR_HOME": str(self._folder / f"{name}_home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            # Flower starts its programs by their names.
+            # Flower finds its programs on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
         }
         with open(self.log(name), "ab") as log:
@@ -95,11 +96,11 @@ class Processes:
         return self._running[name].pid
 
     def has(self, name: str) -> bool:
-        """Whether a process was started and has not been ended."""
+        """Whether a process was started, and `end` was not called."""
         return name in self._running
 
     def log(self, name: str) -> Path:
-        """Returns the file of a process's output."""
+        """Returns the path of a process's log."""
         return self._folder / f"{name}.log"
 
     def printed(self, name: str) -> str:
@@ -113,7 +114,7 @@ class Processes:
         return self._running[name].poll()
 
     def end(self, name: str, number: int = signal.SIGTERM) -> None:
-        """Ends a process and all of its group."""
+        """Ends a process and its process group."""
         process = self._running.pop(name, None)
         if process is None:
             return
@@ -125,10 +126,10 @@ class Processes:
         process.wait()
 
     def last_output(self, name: str) -> str:
-        """Returns the last error or else the last line of a process's output.
+        """Returns the last error in a process's output, or the last line if there is no error.
 
         Raises:
-            PlanError: The disk has no space for output, which is then the reason of the failure.
+            PlanError: The disk is full, which then caused the process's failure.
         """
         check_room(self._folder)
         lines = self.printed(name).split("\n")
@@ -169,11 +170,11 @@ def run_server(
     report: Callable[[str], None],
     weaker_privacy: bool = False,
 ) -> None:
-    """Runs rounds as a server, and resumes them when one of its processes exits.
+    """Runs a server's rounds, and resumes them whenever one of Flower's processes exits.
 
     Args:
-        keys_folder: Folder of `keys.make_server_keys`.
-        address: Address of the filter, for nodes.
+        keys_folder: Folder that `keys.make_server_keys` wrote.
+        address: Host and port at which nodes connect.
         port: Port of the SuperLink, on loopback.
     """
     from fleet import flower
@@ -237,7 +238,7 @@ def run_server(
 def _follow_run(
     processes: Processes, events: Events, state: Path, report: Callable[[str], None]
 ) -> Optional[str]:
-    """Watches a run; returns None when its rounds are done, or the name of a part that ended."""
+    """Returns None when a run's rounds are complete, or the name of a process that exited."""
     from fleet import flower
 
     began, has_started = time.monotonic(), False
@@ -265,7 +266,7 @@ def _follow_run(
 
 
 class Events:
-    """New lines of JSON in a file of another process."""
+    """Reader of the JSON lines that another process appends to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -290,10 +291,10 @@ def run_node(
     port: int,
     report: Callable[[str], None],
 ) -> None:
-    """Runs a node until a signal ends this process; restarts its SuperNode when that exits.
+    """Runs a node until a signal ends this process, and restarts an exited SuperNode.
 
     Args:
-        keys_folder: Folder of `keys.make_node_keys`, with the server's `ca.crt`.
+        keys_folder: Folder that `keys.make_node_keys` wrote, with the server's `ca.crt` added.
         port: Port of the SuperNode, on loopback.
     """
     read_node_settings(settings_file)
@@ -355,7 +356,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_server(host: str, port: int, authority: Path) -> None:
-    """Checks that a server listens, with a certificate of the authority for this name."""
+    """Checks that a server listens, with a certificate that the authority issued for this host."""
     context = ssl.create_default_context(cafile=str(authority))
     where = f"{host}:{port}: expected the fleet's server"
     try:

@@ -1,7 +1,4 @@
-"""The nodes that a server can reach, and the requests to them.
-
-A channel carries requests to identities, and their answers back.
-"""
+"""Authenticates the nodes that a server can reach, and exchanges messages with them."""
 
 from __future__ import annotations
 
@@ -18,22 +15,22 @@ from fleet.wire import Kind, Message, decoded, identity_text, refusal_text, tagg
 from plan_runner.errors import PlanError
 
 _POLL_SECONDS = 0.02
-# Seconds before which no answer counts as late, as Flower's nodes poll every three seconds.
+# Minimum seconds to wait for answers, as Flower's nodes poll only every three seconds.
 _NOT_LATE_SECONDS = 10.0
 _CHALLENGE_BYTES = 32
 
 
 class Channel(Protocol):
-    """Carries bytes to nodes and back; the interface of a transport."""
+    """Interface of a transport that carries requests to nodes, and their answers back."""
 
     def nodes(self) -> list[str]:
-        """Returns the reachable nodes, by the transport's names."""
+        """Returns the transport's names of the reachable nodes."""
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
-        """Sends requests by node without waiting; answers after the timeout are not needed."""
+        """Sends each node its request without waiting; answers after the timeout may be lost."""
 
     def receive(self) -> list[tuple[str, bytes]]:
-        """Returns nodes and their answers since the last call, without waiting."""
+        """Returns (node, answer) pairs that arrived since the last call, without waiting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +38,8 @@ class Exchange:
     """One request to several nodes.
 
     Attributes:
-        asked: Number of asked nodes.
-        answered: Number of nodes with an accepted answer in time.
+        asked: Number of nodes that the server asked.
+        answered: Number of nodes that sent an accepted answer in time.
         bytes_down: Total size of the requests.
         bytes_up: Total size of the answers.
         seconds: Seconds from the first request to the last answer, or to the end of waiting.
@@ -57,13 +54,13 @@ class Exchange:
 
 
 class Members:
-    """The nodes that have proved their identity, for one plan of the server's.
+    """The nodes that have proved their identities for one plan.
 
     Args:
         manifest: SHA-256 of the plan's manifest.
-        head: Further fields of HELLO, which nodes compare with their own.
+        head: Additional fields of HELLO messages, which nodes compare with their own settings.
         timeout: Seconds to wait for an answer to HELLO.
-        report: Called with a line when a node refuses or is refused.
+        report: Called with a message when a node rejects a request or its answer is invalid.
     """
 
     def __init__(
@@ -81,17 +78,17 @@ class Members:
         self._timeout = timeout
         self._report = report
         self._nodes: dict[bytes, str] = {}
-        # Time, challenge and tag of the HELLO to a node.
+        # Time, challenge and tag of the last HELLO, keyed by node.
         self._hellos: dict[str, tuple[float, bytes, str]] = {}
 
     def reachable(self) -> list[bytes]:
-        """Returns the identities of reachable nodes, in the order of their names."""
+        """Returns the identities of reachable nodes, sorted by name."""
         nodes = set(self._channel.nodes())
         reachable = [identity for identity, node in self._nodes.items() if node in nodes]
         return sorted(reachable, key=self._identities.name)
 
     def greet(self, until: Callable[[], bool], timeout: float) -> None:
-        """Says HELLO to new nodes until a condition holds or the time is over."""
+        """Sends HELLO to new nodes until a condition holds or the timeout passes."""
         deadline = time.monotonic() + timeout
         while True:
             self._poll()
@@ -108,15 +105,15 @@ class Members:
         enough: int = 0,
         patience: Optional[float] = None,
     ) -> tuple[Exchange, set[bytes]]:
-        """Sends requests to nodes, and collects answers until all have arrived or the time is over.
+        """Sends requests to nodes, and waits for their answers.
 
         Args:
-            requests: Messages by identity. An unreachable node is asked when it comes back.
+            requests: Messages, keyed by identity. An unreachable node is asked when it reconnects.
             timeout: Maximum number of seconds to wait.
-            take: Called with an identity and its answer; raises PlanError to refuse it.
-            enough: Sufficient number of answers.
-            patience: After enough answers, the server waits for the others this many times as long
-                as the last answer took. None waits until the timeout.
+            take: Called with an identity and its answer; raises PlanError to reject the answer.
+            enough: Number of answers after which `patience` applies.
+            patience: After `enough` answers, the exchange ends `patience` times as late as the last
+                answer arrived. None waits until the timeout.
 
         Returns:
             The exchange, and the identities without an accepted answer.
@@ -163,7 +160,7 @@ class Members:
         return Exchange(stage, len(requests), answered, down, up, seconds), missing
 
     def _poll(self) -> list[tuple[str, Message, int]]:
-        """Greets new nodes; returns the answers to other requests, with their tags and sizes."""
+        """Greets new nodes; returns (tag, answer, bytes) of each answer to other requests."""
         self._send_hellos()
         answers = []
         for node, data in self._channel.receive():

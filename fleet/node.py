@@ -36,16 +36,16 @@ _FAILED = "the client's work failed on this node, whose log says why"
 
 
 class Node:
-    """One client: it runs only the exports that its operator has pinned.
+    """One client of a fleet, which runs only the exports that its operator has pinned.
 
-    The folder for state has all answers, so each stage of a round is answered once, also after a
-    restart.
+    The state folder contains all answers, so that a node never computes two answers for one stage
+    of a round, even after a restart.
 
     Args:
-        draw: Draws the noise of plans with noise of nodes.
+        draw: Samples the noise, for plans whose nodes add noise.
 
     Raises:
-        PlanError: The export is not the pinned one, or the examples do not have its features.
+        PlanError: An export differs from the pinned one, or the examples lack its features.
     """
 
     def __init__(self, settings: NodeSettings, draw: Draw = skellam) -> None:
@@ -77,7 +77,7 @@ class Node:
             self._stack = stack.pop_all()
 
     def answer(self, request: bytes) -> bytes:
-        """Returns the answer to a message of a server, REFUSED if it has errors."""
+        """Returns the answer to a server's message; its kind is REFUSED after an error."""
         tag = None
         try:
             with self._lock:
@@ -89,14 +89,14 @@ class Node:
         except ERRORS as e:
             _LOG.warning("refused: %s", e)
             answer = refused(str(e))
-        # No message of a server may end a node.
+        # A server's message must not end the node.
         except Exception as e:
             _LOG.exception("a request failed")
             answer = refused(f"{type(e).__name__} on this node, whose log says more")
         return tagged(answer, tag)
 
     def close(self) -> None:
-        """Ends the processes of players."""
+        """Ends the sandboxed processes."""
         self._stack.close()
 
     def _plan(self, message: Message) -> _Plan:
@@ -122,7 +122,7 @@ class Node:
 
 
 class _Plan:
-    """An export that the node runs, and its answers."""
+    """A pinned export, which answers the server's requests."""
 
     def __init__(
         self,
@@ -145,11 +145,11 @@ class _Plan:
         self._pinned = pinned
         self._draw = draw
         self._noise = parse_node_noise(read_manifest(plan.export, pinned))
-        # One account of all plans: a new plan does not undo earlier disclosures.
+        # Keep one account for all plans: a new plan does not undo earlier disclosures.
         self._account = settings.state / _ACCOUNT
 
     def check(self) -> None:
-        """Loads the plan, and checks that it reads this node's examples."""
+        """Loads the plan, and checks that it can read this node's examples."""
         settings, about = self._settings, self._player.about
         settings.privacy.check_noise(self._noise)
         if about.secure:
@@ -164,7 +164,7 @@ class _Plan:
         self._player.check_examples(self._name, self._source())
 
     def check_server(self, message: Message) -> None:
-        """Checks that the server has this node's secure sums."""
+        """Checks that the server's secure-aggregation settings equal this node's."""
         digest = "" if self._sums is None else self._sums.digest().hex()
         if message.get("sums", str) == digest:
             return
@@ -178,7 +178,7 @@ class _Plan:
         raise PlanError("secure sums: expected those of this node's plan, the server has others")
 
     def staged(self, message: Message) -> bytes:
-        """Returns the answer to a message of secure aggregation."""
+        """Returns the answer to a secure-aggregation message."""
         if self._client is None or self._sums is None:
             raise PlanError("expected work of plain sums for this plan, found secure aggregation")
         sums, with_values = self._sums, len(message.parts) == 2
@@ -199,14 +199,14 @@ class _Plan:
         kind, session = messages.read_header(request, sums, _SERVER)
         answer = self._client.answer(request, values)
         if kind == messages.Type.BEGIN:
-            # The server has abandoned the other sessions.
+            # A server that begins a session has abandoned the others.
             for other in self._client.unfinished():
                 if other != session:
                     self._client.give_up(other)
         return answer
 
     def worked(self, message: Message) -> bytes:
-        """Returns the update of plain sums; a round's repeated request gets the same bytes."""
+        """Returns the client's update, unmasked; a round's repeated request gets the same bytes."""
         if self._client is not None:
             raise PlanError("expected secure aggregation for this plan, found work of plain sums")
         checkpoint, round_id = message.part(0, 1), message.digest("id")
@@ -222,7 +222,7 @@ class _Plan:
                 return stored[1]
             with _for_the_log():
                 update = self._player.update(self._name, checkpoint, self._source())
-            # Keep only the fact that earlier rounds were answered.
+            # Delete earlier rounds' updates, but remember that they were answered.
             for other in self._folder.sessions():
                 earlier = self._folder.read(other)
                 if earlier is not None and earlier[1]:
@@ -237,7 +237,7 @@ class _Plan:
 
 @contextlib.contextmanager
 def _for_the_log() -> Iterator[None]:
-    """Keeps error messages on this node, as they may reveal examples."""
+    """Writes error messages to this node's log only, as they may reveal examples."""
     try:
         yield
     except ERRORS as e:

@@ -1,4 +1,4 @@
-"""Proxy for the process that executes an export; needs no TensorFlow itself."""
+"""Sends requests to a sandboxed process that executes an export; does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from plan_runner.play import check_sandbox
 
 _PACKAGE = Path(__file__).resolve().parent
 _FUNCTION = "fleet.playing:play_requests"
-# Exceptions of reading the files of a process that has been taken over.
+# Exceptions that malformed files of a compromised process can raise.
 _MALFORMED = (
     *(ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError),
 )
@@ -34,10 +34,11 @@ class About:
     """The facts about a plan that server and nodes need.
 
     Attributes:
-        kind: Kind of its rounds: training, or evaluation.
-        secure: Tensors of its secure sums, with moduli for the maximum number of clients.
-        max_clients: Maximum number of clients of a round; None for no limit.
-        min_clients: Minimum number of clients of a round.
+        kind: Kind of the plan's rounds: training or evaluation.
+        secure: Tensors that secure aggregation sums, with moduli that fit `max_clients`; empty
+            without secure aggregation.
+        max_clients: Maximum number of clients in a round; None for no limit.
+        min_clients: Minimum number of clients in a round.
     """
 
     kind: str
@@ -52,7 +53,7 @@ class RoundEnd(NamedTuple):
     Attributes:
         state: Checkpoint of the server's new state.
         row: The round's line of `metrics.jsonl`.
-        line: A human-readable line on the round.
+        line: One-line summary of the round, for the user.
     """
 
     state: bytes
@@ -61,13 +62,12 @@ class RoundEnd(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """The examples of a client: files that the process reads, or records.
+    """A client's examples, as files or as records.
 
     Attributes:
-        paths: TFRecord files.
+        paths: TFRecord files that the sandboxed process reads.
         records: Serialised `tf.train.Example` messages, if there are no files.
-        are_stored: Whether the records are from a client store, with its names of labels and
-            domains.
+        are_stored: Whether the records have a client store's feature names instead of the plan's.
     """
 
     paths: Sequence[Path] = ()
@@ -76,14 +76,15 @@ class Examples(NamedTuple):
 
 
 class Player:
-    """Executes the parts of an export's rounds.
+    """Executes an export's rounds in a sandboxed process, one part of a round per call.
 
-    A process with a sandbox and without network loads the graphs once. The first call starts it, as
-    does a call after it has ended, for example at a limit of memory or time.
+    The process has no network, and loads the graphs once. A call starts the process if none is
+    running, for example after an earlier call exceeded a memory or time limit.
 
     Args:
-        pinned: SHA-256 of its manifest, as hexadecimal digits; no other export runs.
-        limits: Memory of the process, time of each call, examples of a client.
+        export: Folder of the export.
+        pinned: Required SHA-256 of the export's manifest, as hexadecimal digits.
+        limits: Limits on the process's memory, each call's time, and a client's examples.
         reads: Files and folders with examples that the process may read.
     """
 
@@ -97,7 +98,7 @@ class Player:
     ) -> None:
         limits.check()
         check_sandbox("export", trust)
-        # Find the kernel now: the sandbox allows no compiler.
+        # Build the kernel before the sandbox starts, because the sandbox allows no compiler.
         kernel = find_kernel()
         self._limits = limits
         payload = {
@@ -111,7 +112,7 @@ class Player:
 
     @functools.cached_property
     def about(self) -> About:
-        """The facts about the plan."""
+        """Facts about the plan."""
         with self._results("about", "loading the plan", {}) as results:
             kind, secure, most, minimum = json.loads(results[REPORT])
             tensors = (
@@ -122,29 +123,29 @@ class Player:
             return About(str(kind), tuple(tensors), max_clients, int(minimum))
 
     def evaluated(self, state: bytes, trained: bytes) -> bytes:
-        """Returns the state before an evaluation's round.
+        """Returns an evaluation's state with the weights of a training.
 
         Args:
             state: The state after the evaluation's last round.
-            trained: The state of the training to evaluate.
+            trained: The state of the training.
         """
         files = {STATE: state, TRAINED: trained}
         with self._results("evaluated", "taking the state of the training", files) as results:
             return results[STATE]
 
     def begin(self, state: bytes) -> bytes:
-        """Runs the server's first half of a round; returns the clients' checkpoint."""
+        """Runs the server's first half of a round, and returns the checkpoint for clients."""
         with self._results("begin", "beginning a round", {STATE: state}) as results:
             return results[CHECKPOINT]
 
     def values(self, name: str, checkpoint: bytes, examples: Examples) -> dict[str, np.ndarray]:
-        """Runs a client of secure sums; returns its integers by the tensors' names."""
+        """Runs a client with secure aggregation; returns its integers, keyed by tensor name."""
         with self._client(name, checkpoint, examples) as results:
             content, limit = io.BytesIO(results[VALUES]), self._limits.max_unpacked_mb
             return read_arrays(content, limit, f"values of {name}")
 
     def update(self, name: str, checkpoint: bytes, examples: Examples) -> bytes:
-        """Runs a client of plain sums; returns the checkpoint that it sends."""
+        """Runs a client without secure aggregation; returns the checkpoint that it sends."""
         with self._client(name, checkpoint, examples) as results:
             return results[UPDATE]
 
@@ -171,7 +172,7 @@ class Player:
         """Returns the sums of clients' updates, for `end`.
 
         Args:
-            updates: Names and updates, in the order of summation.
+            updates: Clients' names and updates, in the order of summation.
         """
         files = {f"{number}": update for number, (_, update) in enumerate(updates)}
         names = [name for name, _ in updates]
@@ -207,7 +208,7 @@ class Player:
 
     @property
     def process_id(self) -> Optional[int]:
-        """Id of the process; None without one."""
+        """Process id; None if no process runs."""
         return self._worker.process_id
 
     def close(self) -> None:
@@ -216,12 +217,12 @@ class Player:
 
     @contextlib.contextmanager
     def _results(self, part: str, step: str, files: Files, **request: Any) -> Iterator[Files]:
-        """Yields the files that result from a request.
+        """Yields the files with which the process answers a request.
 
-        If they are malformed, the process may have been taken over, and is ended.
+        Malformed files end the process, because it may be compromised.
 
         Raises:
-            PlanError: The process refuses the request, reaches a limit, or its files are malformed.
+            PlanError: The process rejects the request, exceeds a limit, or returns malformed files.
         """
         try:
             results = self._worker.ask(step, {"part": part, **request}, files)
@@ -246,23 +247,23 @@ def _with_examples(name: str, examples: Examples) -> tuple[dict[str, Any], dict[
 
 
 def secure_sums(sums: Mapping[str, np.ndarray]) -> bytes:
-    """Returns sums of integers, for `Player.end`."""
+    """Serialises sums of integers for `Player.end`."""
     file = io.BytesIO()
-    # A tensor may have the name of an argument of `np.savez`.
+    # Any, because a tensor may have the same name as an argument of `np.savez`.
     arrays: dict[str, Any] = dict(sums)
     np.savez(file, **arrays)
     return file.getvalue()
 
 
 def sum_plan(manifest: str, about: About, min_clients: int) -> SumPlan:
-    """Returns the plan's secure sums, on which all parties have to agree.
+    """Returns the settings of a plan's secure aggregation, which all parties must share.
 
-    The modulus fits the plan's maximum number of clients, whatever the size of a cohort.
+    The modulus fits the plan's maximum number of clients, and does not depend on the cohort size.
 
     Args:
         manifest: SHA-256 of the export's manifest, as hexadecimal digits.
-        about: The facts about a plan of the profile of secure sums.
-        min_clients: Minimum number of clients in an unmasked sum, unless the plan has more.
+        about: Facts about a plan with secure aggregation.
+        min_clients: Minimum number of clients in an unmasked sum. The plan may require more.
     """
     min_clients = max(min_clients, about.min_clients)
     if about.max_clients is None or about.max_clients < min_clients:

@@ -49,7 +49,7 @@ from plan_runner.ram_files import File, RamFile, empty_folder
 from plan_runner.rounds import load_profile, metrics_row, round_line, round_result
 from plan_runner.secure import SecureProfile, in_graph
 
-# A plan's names of the label and the domain's number.
+# Feature names of the label and the domain id in plans.
 _Y = "y"
 _DOMAIN_ID = "domain_id"
 
@@ -62,23 +62,24 @@ def play_requests(payload: dict[str, Any], listener: Listener, scratch: Path) ->
     give_kernel(Kernel(*payload["kernel"]))
     with refusing():
         limits = Limits(**payload["limits"])
-        # States come with requests: a node has none, as one may hold the key of the server's noise.
+        # Do not require a state: requests contain it. Nodes get no state, because it may contain
+        # the key of the server's noise.
         export = open_export(Path(payload["export"]), limits, payload["pinned"], (SERVER_STATE,))
         playing = _Playing(export)
     return serve(playing.play, listener, payload[SHARED])
 
 
 class _Playing:
-    """An export whose graphs are loaded."""
+    """An export with loaded graphs."""
 
     def __init__(self, export: Export) -> None:
         self._export = export
         self._manifest = export.manifest
         plan = parse_plan(export.read(PLAN), PLAN)
         self._profile = load_profile(self._manifest.profile, plan)
-        # In memory: it holds the key of the server's noise.
+        # In memory, because it contains the key of the server's noise.
         self._scratch = empty_folder("begun")
-        # SHA-256 of the state with which the server's first half ran last.
+        # SHA-256 of the state with which the server's first half last ran.
         self._started: Optional[bytes] = None
         self._parts: dict[str, Callable[..., Files]] = {
             "about": self._about,
@@ -92,7 +93,7 @@ class _Playing:
         }
 
     def play(self, request: dict[str, Any], files: Files) -> Files:
-        """Executes a part; see `worker.serve`."""
+        """Executes a part of a round; see `worker.serve`."""
         with refusing():
             return self._parts[request.pop("part")](files, **request)
 
@@ -113,7 +114,7 @@ class _Playing:
         return {REPORT: json.dumps(about).encode()}
 
     def _evaluated(self, files: Files) -> Files:
-        """Returns the state of the evaluation with the weights of the training."""
+        """Returns the evaluation's state with the training's weights."""
         folder = _in_memory(files)
         state = read_checkpoint(folder / STATE, "the state of the evaluation")
         trained = read_checkpoint(folder / TRAINED, "the state of the training")
@@ -213,7 +214,7 @@ class _Playing:
 
 
 def _in_memory(files: Files) -> RamFile:
-    """Returns a folder with these files, which replaces the last request's."""
+    """Writes files to an in-memory folder, which replaces the previous request's folder."""
     folder = empty_folder("request")
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -221,21 +222,21 @@ def _in_memory(files: Files) -> RamFile:
 
 
 def _is_trained(name: str) -> bool:
-    """Whether a tensor of an evaluation's state is the training's."""
+    """Whether an evaluation copies this tensor of the state from the training."""
     return name.startswith("server/algorithm/") or name == "server/round_num"
 
 
 def convert_example(
     record: bytes, features: Mapping[str, TensorType], domains: Sequence[str], where: str
 ) -> bytes:
-    """Returns an example of a store with the plan's names of the label and domain.
+    """Adds the plan's features for label and domain to an example of a client store.
 
-    Features with the plan's names stay. Malformed records do, too: `client.check_example` refuses
-    them.
+    Existing features with the plan's names are unchanged. Malformed records are also unchanged, as
+    `client.check_example` rejects them.
 
     Args:
-        domains: The names of the plan's domains, in the order of their ids.
-        where: Name of the example, for messages.
+        domains: Names of the plan's domains, ordered by id.
+        where: Name of the example, for error messages.
     """
     try:
         example = tf.train.Example.FromString(record)

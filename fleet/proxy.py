@@ -1,7 +1,7 @@
-"""The filter before a SuperLink: lets nodes' requests through, and nothing else.
+"""Reverse proxy in front of a SuperLink, which forwards only the requests that nodes need.
 
-A SuperLink lets any client with the authority's certificate, which every node has, register nodes
-and start runs.
+A SuperLink lets any client with the authority's certificate register nodes and start runs. Every
+node has this certificate.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-# Paths of Flower's port that nodes need.
+# Paths of the SuperLink that nodes need.
 _PREFIX, _HEALTH = "/v1/fleet/", "/health"
 _HOP_BY_HOP = frozenset(("connection", "host", "keep-alive", "transfer-encoding", "upgrade"))
 _SECONDS = 60.0
 
 
 def is_let_through(path: str) -> bool:
-    """Whether a request's path, after decoding, is one that nodes need."""
+    """Whether nodes need the decoded path of a request."""
     plain = not any(part in (".", "..") for part in path.split("/")) and "//" not in path
     return plain and (path == _HEALTH or path.startswith(_PREFIX))
 
 
 def application(upstream: str, authority: Path) -> Starlette:
-    """Returns the filter before HOST:PORT, whose certificate the authority has signed."""
+    """Returns the proxy.
+
+    Args:
+        upstream: HOST:PORT of the SuperLink.
+        authority: Certificate of the authority that signed the SuperLink's certificate.
+    """
     context = ssl.create_default_context(cafile=str(authority))
     client = httpx.AsyncClient(
         base_url=f"https://{upstream}", verify=context, timeout=_SECONDS, trust_env=False
@@ -60,7 +65,7 @@ def application(upstream: str, authority: Path) -> Starlette:
 
 
 def main() -> int:
-    """Serves until a signal ends it."""
+    """Runs the proxy until a signal ends this process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)

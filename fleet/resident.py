@@ -18,7 +18,7 @@ READY = "node: ready"
 
 
 def main() -> int:
-    """Answers until a signal ends it."""
+    """Answers messages until a signal ends this process."""
     escape_output()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--settings", type=Path, required=True, help="the node's node.toml")

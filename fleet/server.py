@@ -1,4 +1,4 @@
-"""The server of a fleet: runs rounds with nodes, and keeps their results."""
+"""The server of a fleet, which runs rounds with nodes and stores the results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from plan_runner.errors import PlanError, counted
 from plan_runner.export import EVALUATION, TRAINING, Limits, open_export, read_manifest
 
 _ACCOUNT = "account.jsonl"
-# Names of the exchanges of a secure sum, by the type of the answers.
+# Names of a secure sum's exchanges, keyed by the type of the answers.
 STAGES = {
     Type.KEYS: "keys",
     Type.SHARES: "shares",
@@ -44,31 +44,31 @@ class Listener(Protocol):
     """Receives the progress of a server."""
 
     def line(self, text: str) -> None:
-        """Receives a human-readable line."""
+        """Receives a one-line message for the user."""
 
     def exchange(self, kind: str, round_number: int, exchange: Exchange) -> None:
         """Receives a completed exchange."""
 
     def step(self, done: str) -> None:
-        """Receives the name of a write to the disk, after which the server may stop."""
+        """Receives the description of a completed disk write; may raise to stop the server."""
 
 
 class FleetServer:
-    """Runs rounds of training, and of evaluation between them.
+    """Runs training rounds, and evaluation rounds between them.
 
-    The folder for state has everything to resume: another process with the same settings resumes
-    where this one ended, also within a round. Sums are in memory alone: a process that resumes asks
-    the nodes again for the shares that unmask them.
+    Another process with the same settings can resume from the state folder, even within a round.
+    Sums are only in memory: a resumed process asks the nodes again for the shares that unmask the
+    sum.
 
     Args:
-        player: Creates the player of an export, given the export, the SHA-256 of its manifest,
-            limits and trust.
-        weaker_privacy: Whether rounds may break the assumptions of the plan's epsilon; the server
-            then computes epsilon of the actual rounds.
+        player: Called with an export, the SHA-256 of its manifest, limits and trust; returns the
+            `Player` that executes the export.
+        weaker_privacy: Whether rounds may violate the assumptions of the plan's epsilon. The server
+            reports the epsilon of the actual rounds.
 
     Raises:
-        PlanError: An export, the roster, the settings or the folder are wrong, or the fleet cannot
-            draw cohorts as in the plan.
+        PlanError: An export, the roster, the settings or the state folder is invalid, or the fleet
+            cannot sample cohorts as planned.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class FleetServer:
 
     @property
     def completed(self) -> int:
-        """Number of the last completed round of training."""
+        """Number of the last completed training round."""
         return self._plans[TRAINING].track.completed
 
     def run(self, rounds: int) -> None:
-        """Runs until this many rounds of training are complete, including earlier processes'.
+        """Runs until `rounds` training rounds are complete, including earlier processes' rounds.
 
         Raises:
-            PlanError: The plan's epsilon is for fewer rounds; or a round fails.
+            PlanError: The plan's epsilon covers fewer rounds, or a round fails.
         """
         training = self._plans[TRAINING]
         for plan in self._plans.values():
@@ -117,11 +117,11 @@ class FleetServer:
             self._evaluate()
 
     def close(self) -> None:
-        """Ends the processes of players, and releases the folder."""
+        """Ends the sandboxed processes, and unlocks the state folder."""
         self._stack.close()
 
     def _evaluate(self) -> None:
-        """Runs the round of evaluation that is due, if any."""
+        """Runs an evaluation round if one is due."""
         evaluation, done = self._plans.get(EVALUATION), self.completed
         if evaluation is None or not done or done % evaluation.every:
             return
@@ -131,10 +131,10 @@ class FleetServer:
 
 
 class _Plan:
-    """An export that the server runs, its rounds, and the nodes that run it.
+    """An export that the server runs, with its rounds, nodes and privacy account.
 
     Attributes:
-        every: Number of training rounds between its rounds.
+        every: Number of training rounds per round of this export.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class _Plan:
         self._report(f"weaker privacy than the plan's: {words}")
 
     def play(self, number: int, state: bytes) -> None:
-        """Completes a round from its current stage."""
+        """Runs a round to its end, and resumes a started round from its current stage."""
         down, attempts = self.player.begin(state), 0
         while True:
             started = self.track.pending(number)
@@ -246,7 +246,7 @@ class _Plan:
             self._report(account.text)
 
     def _start(self, number: int) -> StartedRound:
-        """Draws a cohort, and writes the start of a round."""
+        """Selects a cohort, and writes the start of a round to the journal."""
         cohort = self.cohorts.drawn(number, self._pool(number), self.members)
         if self.account is not None:
             after = self.account.check(cohort, self.releases_until(number))
@@ -260,10 +260,10 @@ class _Plan:
         return started
 
     def _pool(self, number: int) -> set[bytes]:
-        """Returns the nodes that a round may ask.
+        """Returns the nodes that may take part in a round.
 
-        A secret cohort is drawn once for each round, and is on the disk before the first request: a
-        second draw because nodes did not answer would change their probabilities.
+        A secret cohort is sampled once per round, and is on the disk before the first request.
+        Sampling again because nodes did not answer would change the sampling probabilities.
         """
         everyone, planned, account = set(self.identities.names), self.cohorts.planned, self.account
         if self.cohorts.draws_secretly:
@@ -281,21 +281,20 @@ class _Plan:
         self.listener.line(f"{self.kind}: {text}")
 
     def releases_until(self, number: int) -> int:
-        """Returns the number of releases after a round; evaluations skip rounds.
+        """Returns the number of released rounds of this kind once round `number` is complete.
 
-        Args:
-            number: Number of the round that is next to complete.
+        Evaluation rounds have the numbers of training rounds, and so may skip numbers.
         """
         return number if self.kind == TRAINING else self.track.num_done + 1
 
     def erase(self, session: bytes) -> None:
-        """Removes a session from the disk."""
+        """Deletes the state of a session from the disk."""
         if self.sessions is not None:
             self.sessions.erase(session)
 
 
 class _Round:
-    """One session of a round: collects the sums of its cohort.
+    """One attempt at a round, which collects the sums of a cohort in one session.
 
     Attributes:
         asked_to_open: Whether nodes were asked to unmask the sum.
@@ -317,7 +316,7 @@ class _Round:
         """Returns the clients, the sums for `Player.end`, and facts for the journal.
 
         Raises:
-            ProtocolError: If too few nodes have answered.
+            ProtocolError: Too few nodes have answered.
         """
         clients, sums = self._plain() if self._plan.sums is None else self._secure(self._plan.sums)
         names = [self._plan.identities.name(identity) for identity in clients]
@@ -379,7 +378,7 @@ class _Round:
         return Server(*arguments, self._started.session)
 
     def _ask(self, session: Server, stage: Type) -> None:
-        # A client's work begins with the checkpoint.
+        # A client needs the checkpoint to compute its values.
         checkpoint = (self._down,) if stage == Type.MASKED else ()
         head, missing = self._head(), set(session.missing)
         requests = {

@@ -1,6 +1,6 @@
-"""Settings of operators: a node's `node.toml`, the server's `server.toml`, keys and rosters.
+"""Files that operators write: `node.toml`, `server.toml`, identities and rosters.
 
-Paths in a file are relative to its folder.
+Paths in a file are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plan_runner.export import DEFAULT_LIMITS, Limits
 
 _T = TypeVar("_T")
 _DIGITS = re.compile(r"[0-9a-f]{64}")
-# Types of settings: the type in TOML, and its name in messages.
+# Python types of settings, mapped to the type in TOML and the type's description in messages.
 _TYPES: dict[Any, tuple[type, str]] = {
     bool: (bool, "true or false"),
     int: (int, "an integer"),
@@ -38,16 +38,15 @@ _TYPES: dict[Any, tuple[type, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class DataSettings:
-    """Location of a node's examples: exactly one of the first three.
+    """Location of a node's examples; exactly one of `tfrecord`, `store` and `load` must be set.
 
     Attributes:
-        tfrecord: A TFRecord file, or a folder of files NAME.tfrecord, read in the order of their
-            names.
-        store: A client store; the node is one of its clients.
-        load: A Python file with a function `load(config)` that returns serialised
-            `tf.train.Example` messages. It is the operator's code and runs outside of the sandbox.
-        client: The client's id in the store.
-        split: The store's split.
+        tfrecord: TFRecord file, or folder with files NAME.tfrecord, read in alphabetical order.
+        store: Client store that contains the node's client.
+        load: Python file with a function `load(config)` that returns serialised `tf.train.Example`
+            messages. The function runs outside of the sandbox, as it is the operator's code.
+        client: Id of the node's client in the store.
+        split: Split of the store to read.
         config: Argument of `load`.
     """
 
@@ -59,7 +58,7 @@ class DataSettings:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self, where: str) -> None:
-        """Checks the combination of settings."""
+        """Raises PlanError for an invalid combination of settings."""
         places = ("tfrecord", "store", "load")
         given = [name for name in places if getattr(self, name) is not None]
         if len(given) != 1:
@@ -77,11 +76,11 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True)
 class PlanSettings:
-    """An export in addition to the training's.
+    """A pinned export, such as an evaluation's.
 
     Attributes:
-        manifest_sha256: SHA-256 of its manifest, as 64 hexadecimal digits.
-        every: On a server: number of training rounds between its rounds.
+        manifest_sha256: SHA-256 of the export's manifest, as 64 hexadecimal digits.
+        every: Number of training rounds per evaluation round; used by the server only.
     """
 
     export: Path
@@ -89,25 +88,25 @@ class PlanSettings:
     every: int = 1
 
     def check(self, where: str) -> None:
-        """Checks the numbers."""
+        """Raises PlanError for invalid values."""
         check_digest(self.manifest_sha256, f"{where}: manifest_sha256")
         _at_least(self.every, 1, f"{where}: every")
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeSettings:
-    """A node; it is one client.
+    """Settings of a node, which is one client.
 
     Attributes:
-        manifest_sha256: SHA-256 of its manifest, as 64 hexadecimal digits; no other export runs.
-        identity: File of the node's secret; see `read_identity`.
-        roster: File of all nodes' identities; see `read_roster`.
-        state: Folder of this node's answers.
-        evaluation: An export of an evaluation that the node also runs.
-        min_clients: Minimum number of clients in a sum that the node helps to unmask; the server
-            has the same.
-        limits: Limits of memory, time and examples.
-        privacy: Requirements on the noise of plans and the number of sums.
+        manifest_sha256: Required SHA-256 of the export's manifest, as 64 hexadecimal digits.
+        identity: File with the node's secret key; see `read_identity`.
+        roster: File with all nodes' identities; see `read_roster`.
+        state: Folder for the node's answers.
+        evaluation: Evaluation export that the node also runs; None without evaluation.
+        min_clients: Minimum number of clients in a sum that the node helps to unmask. The server
+            must have the same value.
+        limits: Limits on memory, time and examples.
+        privacy: Requirements on the plans' noise and the number of sums.
     """
 
     export: Path
@@ -123,7 +122,7 @@ class NodeSettings:
     privacy: PrivacyRequirements = PrivacyRequirements()
 
     def check(self, where: str) -> None:
-        """Checks the numbers."""
+        """Raises PlanError for invalid values."""
         check_digest(self.manifest_sha256, f"{where}: manifest_sha256")
         _at_least(self.min_clients, MIN_CLIENTS, f"{where}: min_clients")
 
@@ -133,11 +132,11 @@ class Timeouts:
     """Seconds for which the server waits.
 
     Attributes:
-        nodes: Seconds to wait for enough nodes for a round.
-        work: Seconds to wait for a client's values, which it must compute.
+        nodes: Seconds to wait until enough nodes for a round are reachable.
+        work: Seconds to wait while clients compute their values.
         stage: Seconds to wait for any other answer.
-        patience: After enough answers, the server waits for the others this many times as long as
-            the last answer took, and at least 10 seconds; the full time if None.
+        patience: After enough answers, an exchange ends `patience` times as late as the last answer
+            arrived, but not before 10 seconds. None waits for the full timeout.
     """
 
     nodes: float = 600.0
@@ -146,7 +145,7 @@ class Timeouts:
     patience: Optional[float] = None
 
     def check(self, where: str) -> None:
-        """Checks the numbers."""
+        """Raises PlanError for invalid values."""
         for name in ("nodes", "work", "stage"):
             if not getattr(self, name) > 0:
                 raise PlanError(
@@ -158,23 +157,23 @@ class Timeouts:
 
 @dataclasses.dataclass(frozen=True)
 class ServerSettings:
-    """The server of a fleet.
+    """Settings of a fleet's server.
 
     Attributes:
         export: Folder of the export, with the initial state.
-        roster: File of all nodes' identities; see `read_roster`.
-        state: Folder of the server's state and rounds.
-        evaluation: An export of an evaluation, and how often it runs.
-        cohort_size: Number of nodes to draw for a round; all connected nodes if None.
-        min_clients: Minimum number of clients of a round, and of a sum to unmask. Nodes have the
-            same.
+        roster: File with all nodes' identities; see `read_roster`.
+        state: Folder for the server's state and round journal.
+        evaluation: Evaluation export, with its frequency; None without evaluation.
+        cohort_size: Number of nodes to sample for a round; None for all connected nodes.
+        min_clients: Minimum number of clients in a round and in an unmasked sum. Nodes must have
+            the same value.
         attempts: Maximum number of attempts at a round, each with new keys.
         rest_rounds: Number of rounds for which an unresponsive node is excluded.
-        timeouts: Seconds to wait.
-        limits: Limits of memory and time.
-        keeps_sums: Whether the folder for state keeps the sums of each round.
-        target_epsilon: Maximum epsilon of any client, by the server's account; None for the limits
-            of the plan's account alone.
+        timeouts: Seconds to wait for nodes and their answers.
+        limits: Limits on memory and time.
+        keeps_sums: Whether to store each round's sums in the state folder.
+        target_epsilon: Maximum epsilon of any client in the server's account; None if only the
+            plan's own limits apply.
     """
 
     export: Path
@@ -192,7 +191,7 @@ class ServerSettings:
     target_epsilon: Optional[float] = None
 
     def check(self, where: str) -> None:
-        """Checks the numbers."""
+        """Raises PlanError for invalid values."""
         if self.target_epsilon is not None and not self.target_epsilon > 0:
             raise PlanError(
                 f"{where}: target_epsilon: expected a number above 0, found {self.target_epsilon}"
@@ -220,7 +219,7 @@ def manifest_sha256(export: Path) -> str:
 
 
 def read_identity(path: Path) -> bytes:
-    """Reads the Ed25519 secret of an identity: a file of 64 hexadecimal digits, mode 600."""
+    """Reads an Ed25519 secret key from a file with 64 hexadecimal digits and mode 600."""
     expected = f"{path}: expected the secret of an identity, 64 hexadecimal digits"
     try:
         with open(path, "rb") as file:
@@ -238,7 +237,7 @@ def read_identity(path: Path) -> bytes:
 
 
 def read_roster(path: Path) -> Identities:
-    """Reads the identities of a fleet: a TOML file of lines NAME = "64 hexadecimal digits"."""
+    """Reads a fleet's identities from a TOML file with lines NAME = "64 hexadecimal digits"."""
     names: dict[bytes, str] = {}
     for name, key in read_toml(path).items():
         check_digest(key, f"{path}: {name}")
@@ -251,7 +250,7 @@ def read_roster(path: Path) -> Identities:
 
 
 def check_digest(value: Any, where: str) -> None:
-    """Checks that a value is 32 bytes as hexadecimal digits."""
+    """Checks that a value is a string of 64 hexadecimal digits."""
     if not isinstance(value, str) or not _DIGITS.fullmatch(value):
         raise PlanError(f"{where}: expected 64 hexadecimal digits, found {value!r:.100}")
 
@@ -271,7 +270,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _settings(kind: type[_T], table: Mapping[str, Any], folder: Path, where: str) -> _T:
-    """Returns the settings of a dataclass from a table of a file."""
+    """Converts a TOML table to a dataclass of settings, and checks the settings."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     for name in table:
@@ -284,7 +283,7 @@ def _settings(kind: type[_T], table: Mapping[str, Any], folder: Path, where: str
     settings = kind(
         **{name: _value(hints[name], v, folder, f"{where}: {name}") for name, v in table.items()}
     )
-    # Limits are checked where they are used, under the names of flags.
+    # `Limits` are checked where they are used, as their messages name flags.
     if not isinstance(settings, Limits):
         settings.check(where)  # type: ignore[attr-defined]
     return settings

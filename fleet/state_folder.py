@@ -1,9 +1,9 @@
-"""The server's folder: states, a journal of its rounds, and metrics. A kill loses nothing.
+"""The server's state folder: states, a journal of rounds, and metrics, which survive a kill.
 
-A round of a kind (training, evaluation) has these events in `rounds.jsonl`, each on the disk before
-its effects: "drawn" if its cohort is a secret draw, "begun", then "given up" or "done" with the
-hash of the state before and after. The folder has no sums: an unfinished round resumes with the
-same session, in which nodes repeat their answers.
+The journal `rounds.jsonl` has these events for each training or evaluation round: "drawn" if the
+cohort is sampled secretly, "begun", then "given up" or "done". Each event is on the disk before it
+takes effect. "done" contains the hashes of the state before and after the round. No sum is stored
+for resuming: an unfinished round resumes in the same session, in which nodes repeat their answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JOURNAL = "rounds.jsonl"
 EVENTS = PLAN, DRAWN, BEGUN, GIVEN_UP, DONE = "plan", "drawn", "begun", "given up", "done"
 _LOCK = "lock"
 _NEXT = ".next"
-# Files of a kind's state and metrics.
+# Names of the state file and the metrics file, keyed by the kind of rounds.
 _FILES = {
     TRAINING: (STATE, METRICS),
     EVALUATION: ("evaluation_state.ckpt", "evaluation_metrics.jsonl"),
@@ -34,15 +34,15 @@ _FILES = {
 
 
 def sums_file(kind: str, number: int) -> str:
-    """Returns the name of the file with a round's kept sums, in NPZ format if they are secure."""
+    """Returns the file name of a round's stored sums; secure sums are in NPZ format."""
     return f"{kind}_{number}_sums"
 
 
 class StateFolder:
-    """The folder, created if necessary, of at most one server at a time.
+    """The state folder, created if missing, and locked by one server at a time.
 
     Args:
-        step: Called with a description of the last write; may stop the server.
+        step: Called with the description of each completed write; may raise to stop the server.
     """
 
     def __init__(self, folder: Path, step: Callable[[str], None] = lambda done: None) -> None:
@@ -75,12 +75,12 @@ class StateFolder:
             replace_file(self.folder / name, content)
 
     def close(self) -> None:
-        """Releases the folder for other servers."""
+        """Unlocks the folder for other servers."""
         os.close(self._lock)
 
     @contextlib.contextmanager
     def one_line(self) -> Iterator[None]:
-        """Converts errors of the file system to a `PlanError`."""
+        """Converts file-system errors to `PlanError`."""
         try:
             yield
         except OSError as e:
@@ -91,8 +91,8 @@ class StartedRound(NamedTuple):
     """A round that has begun.
 
     Attributes:
-        session: Session of its sums, which no other round has.
-        cohort: Names of the drawn nodes.
+        session: Unique id of the session that computes the round's sums.
+        cohort: Names of the selected nodes.
     """
 
     session: bytes
@@ -100,13 +100,13 @@ class StartedRound(NamedTuple):
 
 
 class RoundJournal:
-    """The rounds of one kind.
+    """Journal of the training rounds, or of the evaluation rounds.
 
     Attributes:
         state: Checkpoint of the server's state after the completed rounds.
 
     Args:
-        kind: Training, or evaluation.
+        kind: TRAINING or EVALUATION.
         manifest: SHA-256 of the export's manifest, as hexadecimal digits.
         initial: The export's initial state.
     """
@@ -129,7 +129,7 @@ class RoundJournal:
         self._write_metrics()
 
     def _check_new(self, initial: bytes) -> None:
-        """Checks that the plan's first line replaces no state of earlier rounds."""
+        """Checks that a new journal does not overwrite the state of earlier rounds."""
         path = self._folder.folder / self._state_file
         with self._folder.one_line():
             has_state = path.exists() and path.read_bytes() != initial
@@ -170,14 +170,14 @@ class RoundJournal:
 
     @property
     def num_done(self) -> int:
-        """Number of complete rounds."""
+        """Number of completed rounds."""
         return len(self._events(DONE))
 
     def pending(self, number: Optional[int] = None) -> Optional[StartedRound]:
-        """Returns the round that has begun and is neither done nor given up; None without one.
+        """Returns the round that has begun, but is neither done nor given up; None if none has.
 
         Args:
-            number: Number of the round; any if None.
+            number: Number that the round must have; None for any number.
         """
         events = self._events(BEGUN, GIVEN_UP, DONE)
         if not events or events[-1]["event"] != BEGUN or number not in (None, events[-1]["round"]):
@@ -185,7 +185,7 @@ class RoundJournal:
         return StartedRound(bytes.fromhex(events[-1]["session"]), tuple(events[-1]["cohort"]))
 
     def drawn(self, number: int) -> Optional[list[str]]:
-        """Returns the names of a round's secret draw; None before the draw."""
+        """Returns the nodes' names in a round's secret cohort; None before it is sampled."""
         events = [e for e in self._events(DRAWN) if e["round"] == number]
         return list(events[-1]["cohort"]) if events else None
 
@@ -214,7 +214,7 @@ class RoundJournal:
         self._write_metrics()
 
     def write(self, event: str, number: int = 0, **fields: Any) -> None:
-        """Writes an event of a round; see the module."""
+        """Appends an event to the journal; see the module's docstring."""
         self._folder.journal.append({"event": event, "kind": self.kind, "round": number, **fields})
         if event != PLAN:
             self._folder.step(f"{self.kind} {number}: {event}")

@@ -1,7 +1,7 @@
-"""The messages between server and nodes as bytes, read strictly.
+"""Encoding and strict decoding of the messages between server and nodes.
 
-A message is a mark, the version, its kind, the length of its head, a head of JSON, and parts of
-bytes, whose sizes the head has. Messages of secure aggregation travel as such parts.
+A message consists of magic bytes, the version, the kind, the head's length, a JSON head, and binary
+parts, whose sizes are in the head. Messages of secure aggregation are sent as parts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _T = TypeVar("_T")
 
 
 class Kind(enum.IntEnum):
-    """The kinds of messages; the server's are odd.
+    """Kinds of messages; the server's messages have odd numbers.
 
-    HELLO asks for a node's identity, WELCOME proves it. STAGE carries a message of secure
-    aggregation, before the values also the checkpoint for the client; STAGED its answer. WORK
-    carries a checkpoint, WORKED the update of plain sums. REFUSED has a one-line message.
+    HELLO asks a node to prove its identity, and WELCOME contains the proof. STAGE contains a
+    secure-aggregation message, and the checkpoint if the client must compute its values; STAGED
+    contains the answer. Without secure aggregation, WORK contains the checkpoint, and WORKED the
+    client's update. REFUSED contains the reason as a one-line string.
     """
 
     HELLO = 1
@@ -46,7 +47,7 @@ class Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message."""
+    """A message between server and node."""
 
     kind: Kind
     head: Mapping[str, Any]
@@ -54,7 +55,7 @@ class Message:
     where: str = "message"
 
     def get(self, name: str, kind: type[_T]) -> _T:
-        """Returns a value of the head, after a check of its type."""
+        """Returns a value of the head, and checks its type."""
         value = self.head.get(name)
         if type(value) is not kind:
             raise PlanError(
@@ -63,7 +64,7 @@ class Message:
         return value
 
     def digest(self, name: str) -> bytes:
-        """Returns 32 bytes from 64 hexadecimal digits of the head."""
+        """Returns a value of the head, 64 hexadecimal digits, as 32 bytes."""
         text = self.get(name, str)
         try:
             value = bytes.fromhex(text)
@@ -76,7 +77,7 @@ class Message:
         return value
 
     def part(self, number: int, count: int) -> bytes:
-        """Returns a part, after a check of their number."""
+        """Returns a part, and checks the number of parts."""
         if len(self.parts) != count:
             raise PlanError(f"{self.where}: expected {count} parts, found {len(self.parts)}")
         return self.parts[number]
@@ -91,7 +92,7 @@ class Message:
 
 
 def decoded(data: bytes, where: str) -> Message:
-    """Reads a message; `where` is its name in errors."""
+    """Decodes a message, which `where` names in errors."""
     if not isinstance(data, bytes) or data[: len(_MARK)] != _MARK or len(data) < _START:
         raise PlanError(f"{where}: expected a message of this fleet, found {data[:9]!r}")
     version, number = data[len(_MARK)], data[len(_MARK) + 1]
@@ -127,7 +128,7 @@ def request_tag(request: bytes) -> str:
 
 
 def checked_tag(request: Message) -> str:
-    """Returns the tag of a request; its length is limited, so that each answer can repeat it."""
+    """Returns the tag of a request, and limits its length, so that the answer can repeat it."""
     tag = request.get("tag", str)
     if len(tag) > _MAX_TAG or not tag.isascii():
         raise PlanError(
@@ -137,12 +138,12 @@ def checked_tag(request: Message) -> str:
 
 
 def refused(words: str) -> Message:
-    """Returns a refusal with a message."""
+    """Returns a REFUSED message with the reason."""
     return Message(Kind.REFUSED, {"words": _in_line(words)})
 
 
 def refusal_text(message: Message) -> str:
-    """Returns the message of a REFUSED, safe for terminals and logs."""
+    """Returns the reason in a REFUSED message, safe for terminals and logs."""
     return _in_line(message.get("words", str))
 
 
@@ -153,15 +154,15 @@ def _in_line(words: str) -> str:
 
 
 def tagged(message: Message, tag: Optional[str]) -> bytes:
-    """Returns a message as bytes, with a request's tag, which identifies the answer."""
+    """Encodes a message with a tag; an answer has the tag of its request."""
     return dataclasses.replace(message, head={**message.head, "tag": tag}).encoded()
 
 
 def identity_text(challenge: bytes, manifest: bytes) -> bytes:
-    """Returns the text that a node signs to prove its identity.
+    """Returns the bytes that a node signs to prove its identity.
 
     Args:
-        challenge: 32 bytes that the server sends once.
+        challenge: 32 random bytes that the server sends only once.
         manifest: SHA-256 of the manifest of the node's plan.
     """
     return digest("fleet hello", challenge, manifest)

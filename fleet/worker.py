@@ -1,8 +1,8 @@
-"""Protocol between a player and its sandboxed process: requests, files and answers.
+"""Protocol between a `Player` and its sandboxed process: requests, files and answers.
 
-A request names a part of a round; files go in and come out. Their content is in memory that the two
-processes share (memfd_create) and that has no name in any file system: states hold the key of the
-server's noise, and nothing of them remains when both processes have ended.
+A request names a part of a round; requests and answers include files. The files' contents are in
+shared memory (memfd_create), never in a file system: states contain the key of the server's noise,
+and must not remain after both processes have ended.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from plan_runner.isolation import (
 )
 from plan_runner.sandbox import Refused
 
-# Key of a payload: the file descriptor of the shared memory.
+# Payload key of the shared memory's file descriptor.
 SHARED = "shared"
-# Names of files. Records and updates are numbered.
+# File names; the names of records and updates are numbers.
 STATE, TRAINED, CHECKPOINT = "state.ckpt", "trained.ckpt", "client.ckpt"
 VALUES, UPDATE, SUMS, REPORT = "values.npz", "update.ckpt", "sums", "report.json"
 Files = Mapping[str, bytes]
 
 
 def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int) -> int:
-    """Handles a `Worker`'s requests until it ends; called by the worker's function, in its process.
+    """Handles a `Worker`'s requests, in the separate process, until the input ends.
 
     Args:
         handle: Called with a request and its files; returns files. It may raise `sandbox.Refused`.
         shared: File descriptor of the shared memory, the payload's SHARED.
 
     Returns:
-        The status of a function that `run_isolated` calls.
+        The exit status 0.
     """
     assert isinstance(listener, Sender), "a separate process"
     for line in sys.stdin.buffer:
@@ -60,7 +60,7 @@ def serve(handle: Callable[[Any, Files], Files], listener: Listener, shared: int
 
 
 def _put(shared: int, files: Files) -> dict[str, int]:
-    """Writes files to shared memory, one after the other; returns their sizes by name."""
+    """Writes files to shared memory, one after the other; returns the sizes, keyed by name."""
     with open(shared, "wb", closefd=False) as memory:
         memory.seek(0)
         memory.truncate()
@@ -69,10 +69,10 @@ def _put(shared: int, files: Files) -> dict[str, int]:
 
 
 def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
-    """Returns the files of `_put`, and empties the shared memory.
+    """Reads the files that `_put` wrote, and empties the shared memory.
 
     Raises:
-        ValueError: The memory has less than the sizes claim.
+        ValueError: The memory has fewer bytes than `sizes` states.
     """
     files, left = {}, os.fstat(shared).st_size
     with open(shared, "rb", closefd=False) as memory:
@@ -88,14 +88,14 @@ def _taken(shared: int, sizes: Mapping[str, int]) -> dict[str, bytes]:
 
 
 class Worker:
-    """A function in a separate process that handles one request after the other.
+    """A separate process, which handles requests one at a time.
 
-    The first request starts the process. If the process ends, for example because a request reaches
-    a bound, the next request starts another one. It never outlives this process.
+    The first request starts the process. If it ends, for example because a request exceeds a limit,
+    the next request starts another process. No process outlives this one.
 
     Args:
-        function: Calls `serve`; see `run_isolated` for this and the other arguments.
-        payload: The function also gets SHARED.
+        function: Name of a function that calls `serve`; see `run_isolated` for the arguments.
+        payload: Data for the function, to which the worker adds SHARED.
     """
 
     def __init__(
@@ -110,26 +110,26 @@ class Worker:
         self._process: Optional[Process] = None
         self._shared = -1
         self._stack = contextlib.ExitStack()
-        # The kernel ends the process with the thread that has started it, so the thread stays.
+        # The kernel ends the process when the thread that started it exits, so keep the thread.
         self._starter = concurrent.futures.ThreadPoolExecutor(1, "plan_runner_starter")
 
     @property
     def process_id(self) -> Optional[int]:
-        """Id of the process; None without one."""
+        """Process id; None if no process runs."""
         return None if self._process is None else self._process.id
 
     def ask(self, step: str, request: Any, files: Files) -> dict[str, bytes]:
-        """Returns the files that result from a request.
+        """Sends a request, and returns the files of the answer.
 
         Args:
-            step: Name of the request, for messages.
-            request: Numbers and strings, as in JSON.
-            files: Contents of the files that the process gets, by name.
+            step: Description of the request, for error messages.
+            request: JSON-serialisable data.
+            files: Contents of the files to send, keyed by name.
 
         Raises:
-            RequestRefused: The process refuses the request.
-            IsolationError: The process has reached a bound, or has ended.
-            TypeError, ValueError: The process has been taken over, and its answer is malformed.
+            RequestRefused: The process rejects the request.
+            IsolationError: The process has exceeded a limit, or has ended.
+            TypeError, ValueError: The answer is malformed, as from a compromised process.
         """
         is_new = self._process is None
         try:
@@ -137,7 +137,7 @@ class Worker:
         except ProcessEnded:
             if is_new:
                 raise
-        # The process may have ended before the request.
+        # The process may have ended before the request: try again with a new process.
         return self._ask(step, request, files)
 
     def _ask(self, step: str, request: Any, files: Files) -> dict[str, bytes]:
@@ -158,7 +158,7 @@ class Worker:
         self._stack.close()
 
     def close(self) -> None:
-        """Ends the process, the last one."""
+        """Ends the process, and allows no further requests."""
         self.end()
         self._starter.shutdown()
 

@@ -1,11 +1,11 @@
-"""Privacy accounts of noised sums: append-only files, written before a sum is seen.
+"""Privacy accounts of noised sums: append-only files, written before a sum is disclosed.
 
-If nodes add the noise, the server's account counts the sums of each client, and epsilon is the
-maximum over clients. The server has seen a sum even if its round was not completed, so the sum
-counts, with the noise of the minimum number of clients that the manifest allows.
+If nodes add the noise, the server's account counts each client's sums, and epsilon is the maximum
+over clients. A sum counts even if its round did not complete, because the server has seen it. The
+account assumes the noise of the minimum number of clients that the manifest allows.
 
-If the server adds the noise, its account has the rounds of each client, and whether their cohorts
-were drawn as the plan's epsilon assumes.
+If the server adds the noise, its account lists each client's rounds, and whether their cohorts
+were sampled as the plan's epsilon assumes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fleet.secure_aggregation.sessions import sync_folder
 from plan_runner.errors import PlanError, counted
 
 _OWNER_ONLY = 0o600
-# Exceptions of reading lines with another structure.
+# Exceptions that a line with an unexpected structure can raise.
 _MALFORMED = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)
 
 
 class Lines:
     """An append-only file of JSON objects, one per line.
 
-    An incomplete last line is from a process that ended while it wrote, before the line had
-    consequences; it is ignored.
+    An incomplete last line is ignored: its process ended while it wrote, and so never acted on the
+    line.
 
     Args:
         path: The file, created with the first line.
-        expected: The contents of a line, for messages.
-        count: Called with each line, also with a new one; raises an error to refuse it.
+        expected: Description of a line, for error messages.
+        count: Called with each existing or new line; raises an error to reject the line.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Lines:
         self._size = len(complete)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Adds a line; when this returns, it is on the disk."""
+        """Appends a line, and returns once the line is on the disk."""
         content = json.dumps(line, sort_keys=True).encode() + b"\n"
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class Lines:
                 os.fsync(file)
             sync_folder(self.path.parent)
         except OSError as e:
-            # On a full disk, neither a part of the line nor all of it may stay.
+            # After a failure, such as a full disk, no byte of the line may stay.
             with contextlib.suppress(OSError):
                 os.truncate(self.path, self._size)
             raise self._error(e) from e
@@ -94,10 +94,10 @@ class Lines:
 
 
 class OpenedSums:
-    """The account of a server whose nodes add the noise: the sums that it has unmasked.
+    """Account of the sums that a server has unmasked, for plans whose nodes add the noise.
 
     Args:
-        path: File of the account; the caller has it locked.
+        path: File of the account, which the caller has locked.
         target: Maximum epsilon of any client; None for no limit.
         weaker: Whether a client may be in more sums than the manifest's account covers.
     """
@@ -123,18 +123,18 @@ class OpenedSums:
 
     @property
     def text(self) -> str:
-        """The spent privacy, for human readers."""
+        """One-line summary of the spent privacy."""
         return (
             f"{counted(self.opened, 'sum')} opened, epsilon {self.epsilon:.4g} at delta "
             f"{self.delta:.3g} of the node that was in the most"
         )
 
     def spent(self, clients: Iterable[bytes]) -> list[int]:
-        """Returns the number of unmasked sums of each of these clients."""
+        """Returns each client's number of unmasked sums."""
         return [self._sums[client.hex()] for client in clients]
 
     def check(self, clients: Iterable[bytes], number: int = 0) -> float:
-        """Returns epsilon after a sum of these clients.
+        """Returns the epsilon that the account would reach with another sum of these clients.
 
         Raises:
             PlanError: The sum would exceed a limit.
@@ -151,13 +151,16 @@ class OpenedSums:
         return max(epsilon, self.epsilon)
 
     def open(self, session: bytes, clients: Iterable[bytes]) -> None:
-        """Counts a secure sum, each session once, before nodes are asked to unmask it.
+        """Adds a secure sum to the account, before the server asks nodes to unmask it.
+
+        A session that is already in the account is ignored.
 
         Args:
             clients: Identities of the clients whose values are in the sum.
 
         Raises:
-            PlanError: See `check`; or the clients are too few. The sum must not be unmasked.
+            PlanError: The sum has too few clients, or would exceed a limit. The server must not
+                unmask it.
         """
         if session.hex() in self._sessions:
             return
@@ -178,13 +181,13 @@ class OpenedSums:
 
 
 class ReleasedRounds:
-    """The account of a server that adds the noise: the rounds that it has released.
+    """Account of the rounds that a server has released, for plans whose server adds the noise.
 
     Args:
-        path: File of the account; the caller has it locked.
+        path: File of the account, which the caller has locked.
         target: Maximum epsilon of any client; None for no limit.
-        is_drawn: Whether cohorts are the plan's secret draws. Epsilon of other cohorts counts the
-            rounds of each client, as if everyone knew them.
+        is_drawn: Whether cohorts are sampled secretly, as planned. Otherwise, epsilon assumes that
+            attackers know each client's rounds.
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class ReleasedRounds:
 
     @property
     def text(self) -> str:
-        """The spent privacy, for human readers."""
+        """One-line summary of the spent privacy."""
         cohorts = "cohorts taken as known"
         if self._all_drawn:
             cohorts = (
@@ -216,11 +219,11 @@ class ReleasedRounds:
         )
 
     def client_rounds(self, client: bytes) -> frozenset[int]:
-        """Returns the numbers of the released rounds of a client."""
+        """Returns the numbers of the released rounds in which a client took part."""
         return frozenset(self._rounds.get(client.hex(), ()))
 
     def check(self, clients: Iterable[bytes], number: int) -> float:
-        """Returns epsilon after a round with these clients.
+        """Returns the epsilon that the account would reach with another round of these clients.
 
         Raises:
             PlanError: The round would exceed the target.
@@ -233,10 +236,13 @@ class ReleasedRounds:
         return epsilon
 
     def release(self, number: int, clients: Iterable[bytes]) -> None:
-        """Counts a round before its noised result is computed, once more if it is computed again.
+        """Adds a round to the account, before the server computes the round's noised result.
+
+        A repeated computation of the round adds it again.
 
         Args:
-            clients: Identities of the clients whose values are in its sum.
+            number: Number of the round.
+            clients: Identities of the clients whose values are in the round's sum.
         """
         names = sorted({client.hex() for client in clients})
         self._file.append({"round": number, "clients": names, "drawn": self._is_drawn})
@@ -264,11 +270,12 @@ def _check_target(target: Optional[float], epsilon: float, after: str) -> None:
 
 
 class NodeAccount:
-    """A node's account: the sums that may contain its values, each with its own plan's noise.
+    """Account of the sums that may contain a node's values, over all of the node's plans.
 
     Args:
-        path: File of the account, for all plans of the node.
-        limits: Limits of the node's operator.
+        path: File of the account.
+        noise: Noise of the current plan.
+        limits: Privacy requirements of the node's operator.
     """
 
     def __init__(self, path: Path, noise: NodeNoise, limits: PrivacyRequirements) -> None:
@@ -283,11 +290,11 @@ class NodeAccount:
 
     @property
     def sums(self) -> collections.Counter[SkellamSum]:
-        """Number of sums with each noise."""
+        """Number of sums for each distinct noise."""
         return collections.Counter(self._sessions.values())
 
     def charge(self, session: bytes) -> None:
-        """Counts a sum before the node's values leave it, each session once.
+        """Adds a sum to the account, before the node sends its values; a known session is ignored.
 
         Raises:
             PlanError: The sum would exceed the operator's limits.
@@ -301,7 +308,7 @@ class NodeAccount:
                 "session": session.hex(),
                 "groups": noise.groups,
                 "takes_part": noise.takes_part.as_integer_ratio(),
-                # For human readers; the other numbers determine epsilon.
+                # Only for human readers, as the fields above determine epsilon.
                 "noise_multiplier": self._noise.noise_multiplier,
                 "delta": self._noise.delta,
             }

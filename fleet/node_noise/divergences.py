@@ -1,7 +1,8 @@
-"""Epsilon of noised sums: closed forms of Gaussian and Skellam noise, sampled and composed.
+"""Epsilon of noised sums, from Renyi divergences of Gaussian and Skellam noise.
 
-All epsilons are computed here from the noise itself. Numbers stated by a plan's author are compared
-with these bounds, and never used instead. Renyi divergences are bounds at `ORDERS`.
+Every epsilon is computed from the noise. An epsilon that a plan's author states is compared with
+this epsilon, and never used instead. "Divergences" are float arrays with upper bounds on the Renyi
+divergences at `ORDERS`.
 """
 
 from __future__ import annotations
@@ -15,28 +16,28 @@ from fractions import Fraction
 import numpy as np
 
 ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024])
-# Sampled releases are bounded up to this order, and by the release without sampling above it.
+# Maximum order at which bounds use the sampling of cohorts. Higher orders ignore the sampling.
 _MAX_SAMPLED_ORDER = 64
-# Number of standard deviations beyond which an integrand is negligible, and steps per standard
-# deviation.
+# Numerical integration: standard deviations beyond which the integrand is negligible, and steps per
+# standard deviation.
 _FAR, _STEPS = 12.0, 4
 _BISECTIONS = 200
 _THRESHOLDS = 401
-# Relative difference of an epsilon that an exporter has computed with another grid of orders.
+# Relative tolerance for a stated epsilon, as an exporter may use another grid of orders.
 TOLERANCE = 5e-3
 
-# Divergences at orders.
+# Maps Renyi orders to divergences.
 Divergence = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class SkellamSum:
-    """The noise of a sum to which clients have added Skellam noise.
+    """Noise of a sum whose clients have added Skellam noise.
 
     Attributes:
-        groups: For each group: largest squared l2 norm of a client's integers, variance of the
-            noise of the whole sum, and number of values.
-        takes_part: Probability that a client's values are in the sum, by its secret coin.
+        groups: For each group of tensors: largest squared l2 norm of a client's integers, variance
+            of the sum's noise, and number of values.
+        takes_part: Probability with which a client secretly decides to contribute its values.
     """
 
     groups: tuple[tuple[int, float, int], ...]
@@ -45,7 +46,7 @@ class SkellamSum:
 
 @functools.lru_cache(maxsize=64)
 def skellam_divergences(noise: SkellamSum) -> np.ndarray:
-    """Returns the divergences of one sum (Agarwal, Kairouz, Liu 2021, Theorem 3.5)."""
+    """Returns the divergences of a sum with this noise (Agarwal, Kairouz, Liu 2021, Thm. 3.5)."""
 
     def combined(orders: np.ndarray) -> np.ndarray:
         total = np.zeros(len(orders))
@@ -62,7 +63,7 @@ def skellam_divergences(noise: SkellamSum) -> np.ndarray:
 
 
 def composed_epsilon(sums: Mapping[SkellamSum, int], delta: float) -> float:
-    """Returns a client's epsilon, given the number of its sums with each noise."""
+    """Returns a client's epsilon, given its number of sums for each distinct noise."""
     total = np.zeros(len(ORDERS))
     for noise, count in sums.items():
         total = total + count * skellam_divergences(noise)
@@ -80,17 +81,17 @@ def epsilon_from_divergences(divergences: np.ndarray, delta: float) -> float:
 
 
 def poisson_sampled(divergence: Divergence, rate: float) -> np.ndarray:
-    """Returns the divergences of a release with Poisson cohorts (Zhu, Wang 2019, Theorem 5).
+    """Returns the divergences of a release with Poisson sampling (Zhu, Wang 2019, Theorem 5).
 
     Args:
         divergence: Divergence of the release between cohorts with and without a client, in both
             directions.
-        rate: Probability of a client to take part, above 0.
+        rate: Probability that a client takes part, above 0.
     """
 
     def at(order: int, terms: np.ndarray) -> float:
         j = np.arange(2, order + 1)
-        # Only the quadratic term is known to lack the factor of 3.
+        # The theorem multiplies each term by 3, except the quadratic one.
         factors = np.where(j == 2, 0.0, math.log(3))
         shares = (order - j) * math.log1p(-rate) + j * math.log(rate)
         first = (order - 1) * math.log1p(-rate) + math.log(order * rate - rate + 1)
@@ -101,11 +102,11 @@ def poisson_sampled(divergence: Divergence, rate: float) -> np.ndarray:
 
 
 def sampled_without_replacement(divergence: Divergence, rate: float) -> np.ndarray:
-    """Returns the divergences with cohorts of a fixed size (Wang et al. 2019, Theorem 9).
+    """Returns the divergences of a release with fixed-size cohorts (Wang et al. 2019, Theorem 9).
 
     Args:
-        divergence: Divergence of the release, between cohorts in which a client is replaced.
-        rate: Fraction of the clients that is drawn, above 0.
+        divergence: Divergence of the release between cohorts that differ in one client.
+        rate: Cohort size as a fraction of all clients, above 0.
     """
 
     def at(order: int, terms: np.ndarray) -> float:
@@ -125,7 +126,7 @@ def _amplified(
     plain = divergence(ORDERS)
     if rate == 1 or not np.isfinite(plain).all():
         return plain
-    # A divergence does not fall with the order: the next whole order bounds it.
+    # Divergences never decrease with the order, so the next integer order gives an upper bound.
     whole = np.maximum(np.ceil(ORDERS), 2).astype(int)
     terms = divergence(np.arange(2.0, _MAX_SAMPLED_ORDER + 1))
     sampled = {n: at(n, terms[: n - 1]) / (n - 1) for n in range(2, _MAX_SAMPLED_ORDER + 1)}
@@ -147,16 +148,17 @@ def gaussian(sensitivity: float) -> Divergence:
     """Returns the divergence of Gaussian noise.
 
     Args:
-        sensitivity: Distance of two neighbouring sums, in standard deviations of the noise.
+        sensitivity: Distance between neighbouring sums, in standard deviations of the noise.
     """
     return lambda orders: orders * sensitivity**2 / 2
 
 
 def poisson_sampled_gaussian(noise_multiplier: float, rate: float) -> np.ndarray:
-    """Returns the divergences of Gaussian noise with Poisson cohorts.
+    """Returns the divergences of Gaussian noise with Poisson sampling.
 
-    They are log(A) / (a - 1), A = E[((1 - q) + q exp(u / z - 1 / (2 z^2)))^a] of a standard normal
-    u (Mironov, Talwar, Zhang 2019, section 3.3), as sums at equal distances.
+    The divergence at order a is log(A) / (a - 1), A = E[((1 - q) + q exp(u / z - 1 / (2 z^2)))^a],
+    for a standard normal u, sampling rate q and noise multiplier z (Mironov, Talwar, Zhang 2019,
+    section 3.3). The expectation is a sum over an evenly spaced grid of u.
     """
     plain = gaussian(1 / noise_multiplier)(ORDERS)
     if rate == 1:
@@ -172,11 +174,11 @@ def poisson_sampled_gaussian(noise_multiplier: float, rate: float) -> np.ndarray
 
 
 def gaussian_epsilon(sensitivity: float, delta: float) -> float:
-    """Returns epsilon of one Gaussian release, exactly (Balle, Wang 2018, Theorem 8).
+    """Returns the exact epsilon of one Gaussian release (Balle, Wang 2018, Theorem 8).
 
     Args:
-        sensitivity: Distance of two neighbouring releases, in standard deviations of the noise.
-            Several releases equal one whose squared distance is the sum of their squared distances.
+        sensitivity: Distance d between neighbouring releases, in standard deviations of the noise;
+            sqrt(d_1^2 + ... + d_n^2) for n releases.
     """
     if sensitivity == 0:
         return 0.0
@@ -203,11 +205,11 @@ def gaussian_epsilon(sensitivity: float, delta: float) -> float:
 def epsilon_lower_bound(
     noise_multiplier: float, rate: float, rounds: int, delta: float, sensitivity: float
 ) -> float:
-    """Returns a lower bound of epsilon of Gaussian sums over sampled cohorts.
+    """Returns a lower bound on the epsilon of Gaussian sums over sampled cohorts.
 
-    The bound is for an attacker who only sees the total of all rounds, and tests whether it exceeds
-    a threshold. The client participated in a binomial number of rounds, and changed the total by 1
-    in each; with a sensitivity of 2 its neighbour changed it by -1 as often.
+    The bound assumes an attacker who only sees the total over all rounds, and compares it with a
+    threshold. The client takes part in a binomial number of rounds, and changes the total by 1 in
+    each. With sensitivity 2, the neighbouring client changes it by -1 in the same rounds.
     """
     counts = np.arange(rounds + 1)
     logs = _log_binomials(rounds, counts)
@@ -237,15 +239,15 @@ def _log_normal_cdf(x: float) -> float:
 
 
 def tree_sensitivity(rounds: Iterable[int], last: int, restart_every: int | None) -> float:
-    """Returns the distance, in clip norms, by which a client changes all nodes of trees together.
+    """Returns the l2 distance, in clip norms, by which one client changes the vector of tree nodes.
 
-    A node at height h sums 2^h rounds. A client changes it by one clip norm for each of its rounds
-    in the node (Kairouz et al. 2021, DP-FTRL).
+    A tree node at height h sums 2^h rounds. A client changes the node by one clip norm for each of
+    these rounds in which it took part (Kairouz et al. 2021, DP-FTRL).
 
     Args:
         rounds: Rounds in which the client took part, from 1.
-        last: Number of rounds so far; nodes that are not complete are not released.
-        restart_every: Rounds of each tree; one tree over all rounds if None.
+        last: Number of rounds so far. Incomplete tree nodes are not released.
+        restart_every: Number of rounds per tree; None for one tree over all rounds.
     """
     size, counts = restart_every or last, dict[tuple[int, int, int], int]()
     for number in rounds:

@@ -1,9 +1,9 @@
-"""The noise that a node adds to its integers, according to its own copy of the export's manifest.
+"""The noise that a node adds to its integers, as specified in its own copy of the manifest.
 
-A plan's graphs output a client's clipped, rounded integers without noise. The node checks them,
-adds noise, and passes the remainders to the secure sum. So the guarantee depends neither on the
-server nor on the graphs: the checks limit a client's influence on a sum to the sensitivity that the
-noise assumes.
+A plan's graphs output a client's clipped, rounded integers without noise. The node checks these
+integers, adds noise, and passes the result modulo m to secure aggregation. The guarantee depends
+neither on the server nor on the graphs, because the checks limit a client's influence on a sum to
+the sensitivity that the noise assumes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError, counted
 
 WHERE = "manifest.json: privacy: differential_privacy"
-# Exceptions of reading JSON with another structure.
+# Exceptions that JSON with an unexpected structure can raise.
 _MALFORMED = (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 _LARGEST_MODULUS = 1 << 62
 _T = TypeVar("_T")
@@ -32,14 +32,14 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class NoisedGroup:
-    """Tensors that are clipped together: a client's values are one vector of integers.
+    """Tensors that are clipped together, as one vector of integers per client.
 
     Attributes:
-        tensors: Their names in the plan.
-        modulus: Modulus of their sums, a power of two.
-        largest_squared_norm: Bound of the sum of squares of a client's integers.
+        tensors: Names of the tensors in the plan.
+        modulus: Modulus of the tensors' sums, a power of two.
+        largest_squared_norm: Maximum squared l2 norm of a client's integers.
         variance: Variance of the noise that each client adds to each integer.
-        values: Number of integers.
+        values: Number of integers in the vector.
     """
 
     name: str
@@ -50,7 +50,7 @@ class NoisedGroup:
     values: int
 
     def check_client(self, values: Mapping[str, np.ndarray]) -> None:
-        """Checks that a client's integers have at most the norm that the noise assumes."""
+        """Checks that a client's integers do not exceed the norm that the noise assumes."""
         half, total = self.modulus // 2, 0
         for name in self.tensors:
             flat = values[name].astype(np.int64).ravel()
@@ -73,16 +73,16 @@ class NoisedGroup:
 
 @dataclasses.dataclass(frozen=True)
 class NodeNoise:
-    """The noise of a plan.
+    """Noise that a plan's nodes add.
 
     Attributes:
-        groups: Tensors with noise.
-        without_noise: Values that every client sends without noise, by tensor.
+        groups: Groups of the tensors with noise.
+        without_noise: Constants that every client sends without noise, keyed by tensor name.
         min_clients: Minimum number of clients with noise in an unmasked sum.
-        takes_part: Probability that a client's values are in a sum; otherwise it sends zeros with
-            its noise, as its secret.
-        claimed: Epsilon after a client was in 1, 2, ... sums, according to the plan's author. It
-            limits the number of sums; `epsilon` is computed from the noise.
+        takes_part: Probability that a client sends its values. Otherwise it secretly sends only
+            noise.
+        claimed: The plan author's epsilon after a client took part in 1, 2, ... sums. The length
+            limits the number of sums; the values do not affect `epsilon`.
     """
 
     groups: tuple[NoisedGroup, ...]
@@ -94,9 +94,9 @@ class NodeNoise:
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the minimum clients' noise, over one client's largest change.
+        """Noise multiplier z of a sum with the minimum number of clients, over all groups.
 
-        All groups together have (sum_g z_g^-2)^(-1/2).
+        z = (sum_g z_g^-2)^(-1/2), z_g = sqrt(min_clients variance_g / largest_squared_norm_g).
         """
         shares = [
             group.largest_squared_norm / (self.min_clients * group.variance)
@@ -109,7 +109,7 @@ class NodeNoise:
 
     @property
     def in_sum(self) -> SkellamSum:
-        """The noise of a sum over the minimum number of clients."""
+        """Noise of a sum over the minimum number of clients."""
         return SkellamSum(
             tuple(
                 (g.largest_squared_norm, self.min_clients * g.variance, g.values)
@@ -119,13 +119,14 @@ class NodeNoise:
         )
 
     def epsilon(self, sums: int) -> float:
-        """Returns epsilon towards the server after a client was in this many sums."""
+        """Returns a client's epsilon towards the server after it took part in `sums` sums."""
         return composed_epsilon({self.in_sum: sums}, self.delta)
 
     def check_plan(self, tensors: Sequence[SummedTensor], min_clients: int) -> None:
-        """Checks that the noise fits a plan's sums.
+        """Checks that the noise matches a plan's tensors and minimum number of clients.
 
         Args:
+            tensors: Tensors that the plan sums.
             min_clients: Minimum number of clients in an unmasked sum.
         """
         if min_clients < self.min_clients:
@@ -159,8 +160,8 @@ class NodeNoise:
         """Returns a client's integers with its noise, modulo each group's modulus.
 
         Args:
-            values: Remainders, from the client's graph.
-            draw: Returns noise, given a variance and a number of values.
+            values: Outputs of the client's graph, modulo each group's modulus.
+            draw: Called with a variance and a number of values; returns noise.
         """
         for name, constant in self.without_noise.items():
             if (values[name] != constant).any():
@@ -177,7 +178,7 @@ class NodeNoise:
             for name in group.tensors:
                 value = np.zeros_like(values[name]) if is_silent else values[name]
                 noise = draw(variance, value.size).reshape(value.shape)
-                # Overflow does no harm: a power of two divides 2^64.
+                # Overflow is harmless, because the modulus divides 2^64.
                 sent[name] = np.mod(value.astype(np.int64) + noise, modulus)
         return sent
 
@@ -187,11 +188,11 @@ class PrivacyRequirements:
     """Privacy requirements of a node's operator: table `privacy` of `node.toml`.
 
     Attributes:
-        min_noise_multiplier: Minimum `NodeNoise.noise_multiplier`; above 0, plans without noise of
-            nodes are refused.
-        max_sums: Maximum number of sums with the node.
-        max_epsilon: Maximum epsilon of all its sums together.
-        delta: The delta at which the node computes that epsilon, whatever plans claim.
+        min_noise_multiplier: Minimum `NodeNoise.noise_multiplier`. A value above 0 rejects plans
+            whose nodes add no noise.
+        max_sums: Maximum number of sums in which the node takes part.
+        max_epsilon: Maximum epsilon over all of the node's sums.
+        delta: Delta for `max_epsilon`, independent of the plans' delta.
     """
 
     min_noise_multiplier: float = 0.0
@@ -200,7 +201,7 @@ class PrivacyRequirements:
     delta: Optional[float] = None
 
     def check(self, where: str) -> None:
-        """Checks the numbers."""
+        """Checks the ranges and the combination of the settings."""
         minimum = self.min_noise_multiplier
         has_limit = self.max_sums is not None or self.max_epsilon is not None
         expected = {
@@ -217,7 +218,7 @@ class PrivacyRequirements:
         check_all(expected, where, self)
 
     def check_noise(self, noise: Optional[NodeNoise]) -> None:
-        """Checks that a plan's noise is enough."""
+        """Checks that a plan's noise meets `min_noise_multiplier`."""
         minimum = self.min_noise_multiplier
         if noise is None and minimum > 0:
             raise PlanError(
@@ -231,7 +232,7 @@ class PrivacyRequirements:
             )
 
     def check_sums(self, sums: Mapping[SkellamSum, int]) -> None:
-        """Checks that the node may take part in sums with these noises, over all its plans."""
+        """Checks `max_sums` and `max_epsilon`, given the node's number of sums for each noise."""
         number = sum(sums.values())
         if self.max_sums is not None and number > self.max_sums:
             raise PlanError(
@@ -249,17 +250,17 @@ class PrivacyRequirements:
 
 
 def parse_node_noise(manifest: bytes) -> Optional[NodeNoise]:
-    """Returns the noise that nodes add; None if a manifest has none."""
+    """Parses a manifest's noise that nodes add; returns None if there is none."""
     return parse_noise(manifest, {"distributed": _node_noise})
 
 
 def parse_noise(
     manifest: bytes, mechanisms: Mapping[str, Callable[[dict[str, Any]], _T]]
 ) -> Optional[_T]:
-    """Returns the differential privacy of a manifest; None if it has none of these mechanisms.
+    """Parses a manifest's differential privacy; returns None if no parser is for its mechanism.
 
     Args:
-        mechanisms: Functions that convert and check the manifest's entry, by mechanism.
+        mechanisms: Functions that parse and check the manifest's entry, keyed by mechanism name.
     """
     try:
         privacy = json.loads(manifest).get("privacy", {})
@@ -270,7 +271,7 @@ def parse_noise(
         return None if convert is None else convert(entry)
     except PlanError:
         raise
-    # Numbers may also be too large for arithmetic.
+    # Numbers that are too large for arithmetic also raise these exceptions.
     except _MALFORMED as e:
         raise PlanError(f"{WHERE}: expected the noise of a plan, cannot read it ({e!r})") from e
 
@@ -329,7 +330,7 @@ def _node_noise(entry: dict[str, Any]) -> NodeNoise:
 
 
 def check_all(expected: Mapping[str, bool], where: str, actual: object) -> None:
-    """Checks conditions, whose keys describe the expected numbers."""
+    """Raises PlanError if a condition is False; its key describes the expected values."""
     for words, holds in expected.items():
         if not holds:
             raise PlanError(f"{where}: expected {words}; found {actual}")

@@ -1,7 +1,8 @@
-"""The noise of a plan whose server adds it, and the epsilon of rounds.
+"""Noise that a plan's server adds, and the epsilon of the released rounds.
 
-The plan's graphs add the noise; the server draws the cohorts, as the manifest describes.
-`ServerNoise.sampled_epsilon` is for rounds with that draw, `ServerNoise.known_epsilon` for others.
+The plan's graphs add the noise, and the server samples the cohorts. `ServerNoise.sampled_epsilon`
+assumes cohorts that are sampled as the manifest describes. `ServerNoise.known_epsilon` assumes that
+the attacker knows all cohorts.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from plan_runner.errors import PlanError, counted
 POISSON, FIXED_SIZE, STRATIFIED = "poisson", "fixed_size", "stratified"
 SPACED, EVERYONE = "spaced", "everyone"
 _SCHEMES = (POISSON, FIXED_SIZE, STRATIFIED, SPACED, EVERYONE)
-# The lower bound of epsilon takes memory in proportion.
+# The lower bound of epsilon needs memory in proportion to the number of rounds.
 _MAX_ROUNDS = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The draw of cohorts that a plan's epsilon is for.
+    """Sampling scheme of cohorts that a plan's epsilon assumes.
 
     Attributes:
-        scheme: POISSON: each client independently. FIXED_SIZE: without replacement. STRATIFIED:
-            without replacement in each stratum. SPACED: any clients, whose rounds are limited.
-            EVERYONE: any clients.
-        clients: Number of clients of the population.
-        per_round: Mean number of clients of a round.
-        rate: Largest probability of a client to be in a round.
-        sensitivity: Distance of neighbouring populations in a sum, in clip norms.
-        max_participations: Maximum number of rounds of a client; no limit if None.
-        min_separation: Minimum distance of a client's rounds.
+        scheme: POISSON samples clients independently, FIXED_SIZE without replacement, STRATIFIED
+            without replacement in each stratum. SPACED allows any cohorts that respect the limits
+            on a client's rounds. EVERYONE allows any cohorts, as epsilon counts every round.
+        clients: Number of clients in the population.
+        per_round: Mean number of clients in a round.
+        rate: Maximum over clients of the probability of being in a round.
+        sensitivity: Distance between the sums of neighbouring populations, in clip norms.
+        max_participations: Maximum number of rounds per client; None for no limit.
+        min_separation: Minimum difference between the numbers of a client's rounds.
     """
 
     scheme: str
@@ -59,7 +60,7 @@ class Draw:
 
     @property
     def text(self) -> str:
-        """The draw in words."""
+        """Human-readable description."""
         size = f"{self.per_round:g} of {counted(self.clients, 'client')}"
         if self.scheme != SPACED:
             return f"{self.scheme}, {size}"
@@ -68,7 +69,7 @@ class Draw:
         return f"{size}{times}, at least {counted(self.min_separation, 'round')} apart"
 
     def may_take_part(self, rounds: Iterable[int], number: int) -> bool:
-        """Whether a client that took part in these rounds may take part in another one."""
+        """Whether a client that took part in `rounds` may take part in round `number`."""
         earlier = [other for other in rounds if other != number]
         limit = self.max_participations
         return (limit is None or len(earlier) < limit) and all(
@@ -78,15 +79,15 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class ServerNoise:
-    """The noise that a plan's server adds, and its guarantee.
+    """Noise that a plan's server adds, and the guarantee that the plan's author claims.
 
     Attributes:
-        noise_multiplier: Standard deviation of a round's noise per clip norm.
-        draw: The draw of cohorts.
-        rounds: Number of rounds that the guarantee is for.
-        claimed: Epsilon after these rounds, according to the plan's author.
-        is_tree: Whether the noise is added to nodes of trees over the rounds.
-        restart_every: Rounds of each tree; one tree over all rounds if None.
+        noise_multiplier: Standard deviation of a round's noise, divided by the clip norm.
+        draw: Sampling scheme of the cohorts.
+        rounds: Number of rounds that the guarantee covers.
+        claimed: The plan author's epsilon after `rounds` rounds.
+        is_tree: Whether the noise is added to the nodes of trees over rounds (DP-FTRL).
+        restart_every: Number of rounds per tree; None for one tree over all rounds.
     """
 
     noise_multiplier: float
@@ -98,9 +99,9 @@ class ServerNoise:
     restart_every: Optional[int] = None
 
     def sampled_epsilon(self, rounds: int) -> float:
-        """Returns epsilon after rounds with the plan's secret draws.
+        """Returns epsilon after this number of rounds, with cohorts sampled as planned.
 
-        It is an upper bound from Renyi divergences; if every client is in every round, it is exact.
+        Epsilon is an upper bound from Renyi divergences; it is exact for a rate of 1.
         """
         draw, z = self.draw, self.noise_multiplier
         if not rounds:
@@ -117,7 +118,7 @@ class ServerNoise:
         return min(exact, epsilon_from_divergences(rounds * divergences, self.delta))
 
     def known_epsilon(self, rounds: Iterable[int], last: int) -> float:
-        """Returns epsilon of a client that is known to have taken part in these rounds.
+        """Returns a client's epsilon if the attacker knows the client's rounds.
 
         Args:
             rounds: Rounds in which the client took part, from 1.
@@ -136,7 +137,7 @@ class ServerNoise:
         return gaussian_epsilon(distance, self.delta)
 
     def check(self) -> None:
-        """Checks the numbers, and that the claim is not below the mechanism's lower bound."""
+        """Checks the parameters, and that the claimed epsilon is not below a lower bound."""
         draw, limit = self.draw, self.draw.max_participations
         rate = draw.rate * (1 + 1e-9)
         expected = {
@@ -158,7 +159,7 @@ class ServerNoise:
         }
         check_all(expected, WHERE, self)
         if draw.scheme == SPACED:
-            # The worst pattern takes part as early and as often as possible.
+            # The worst-case client takes part as early and as often as possible.
             numbers = range(1, self.rounds + 1, self.draw.min_separation)
             bound = self.known_epsilon(numbers[: self.draw.max_participations], self.rounds)
         elif self.noise_multiplier:
@@ -180,7 +181,7 @@ class ServerNoise:
 
 
 def parse_server_noise(manifest: bytes) -> Optional[ServerNoise]:
-    """Returns the noise that the server adds, after `ServerNoise.check`; None without noise."""
+    """Parses and checks a manifest's noise that the server adds; returns None if there is none."""
     return parse_noise(manifest, {"central": _server_noise, "tree": _server_noise})
 
 
@@ -188,7 +189,7 @@ def _server_noise(entry: dict[str, Any]) -> ServerNoise:
     draw, claimed = entry["draw"], entry["guarantee_as_simulated"]["epsilon"]
     limit, restart = draw.get("max_participations"), entry.get("tree_restart_every")
     multipliers = np.array([float(group["noise_multiplier"]) for group in entry["groups"]])
-    # The groups together are one Gaussian release (McMahan and Andrew 2018, section 3).
+    # All groups together are one Gaussian release (McMahan and Andrew 2018, section 3).
     z = float(np.sum(multipliers**-2.0) ** -0.5) if multipliers.all() else 0.0
     noise = ServerNoise(
         z,
@@ -203,7 +204,7 @@ def _server_noise(entry: dict[str, Any]) -> ServerNoise:
             int(draw.get("min_separation", 1)),
         ),
         int(entry["rounds"]),
-        # JSON has no infinity: epsilon without noise is null.
+        # JSON has no infinity, so null represents the epsilon without noise.
         math.inf if claimed is None else float(claimed),
         entry["mechanism"] == "tree",
         None if restart is None else int(restart),

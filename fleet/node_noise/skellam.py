@@ -1,15 +1,15 @@
-"""Symmetric Skellam noise, drawn exactly, from random words of 64 bits and integers alone.
+"""Exact sampling of symmetric Skellam noise, with integer arithmetic on random 64-bit words.
 
-The symmetric Skellam distribution of variance v has the probability exp(-v) I_k(v) at the integer
-k, where I is the modified Bessel function (Skellam 1946) and v a rational number. A sum of
-independent draws is Skellam, too, with the sum of the variances: the distribution of several
-clients' noise is known without an approximation (Agarwal, Kairouz, Liu 2021).
+The symmetric Skellam distribution with rational variance v has P(X = k) = exp(-v) I_k(v) for
+integers k, with the modified Bessel function I_k (Skellam 1946). A sum of independent Skellam
+variables is Skellam again, and the variances add up. So the total noise of several clients has a
+known distribution, without an approximation (Agarwal, Kairouz, Liu 2021).
 
-One bit of a word is the sign, the other 63 are the first digits of a number u in [0, 1). The size
-is the smallest m with u < P(|X| <= m). A table has floor(2^63 P(|X| <= m)); if the digits of u
-equal those of an entry, further words decide, against probabilities of more digits. So the draws
-are exact, and a further word is needed once in 2^48 numbers. Floating point, whose gaps reveal the
-value that noise was added to (Mironov 2012), has no part in it.
+One bit of a word is the sign of X. The other 63 bits are the first binary digits of a uniform u in
+[0, 1), and |X| is the smallest m with u < P(|X| <= m). A table contains floor(2^63 P(|X| <= m)). If
+an entry equals the digits of u, about once in 2^48 samples, further words and more digits of the
+probabilities decide. So samples are exact. Floating-point numbers are not used, because their gaps
+would reveal the value below the noise (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ import numpy as np
 from fleet.secure_aggregation.primitives import KEY_BYTES, KeyStream, random_bytes
 from plan_runner.errors import PlanError
 
-# Returns a number of random words, uint64.
+# Called with a count; returns this many random words, uint64.
 Words = Callable[[int], np.ndarray]
-# Returns noise, int64, given a variance and a number of values.
+# Called with a variance and a number of values; returns noise, int64.
 Draw = Callable[[Fraction, int], np.ndarray]
 
-# Digits of u in a word; the last bit is the sign.
+# Binary digits of u in a word, whose last bit is the sign.
 _DIGITS = 63
 _WORD = 64
-# -log of half the probability beyond a table, where further words decide.
+# -log of half the probability that a value is beyond the table, so that further words decide.
 _LOG_INVERSE = (_WORD + 2) * math.log(2)
-# Reach and variance of the widest noise whose table has sizes below 2^15.
+# Largest absolute value in a table, and variance of the widest noise that such a table allows.
 _FAR = (1 << 15) - 3
 _WIDEST = Fraction((_FAR**2 - 2 * _FAR * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE))
-# Maximum number of draws to add for each value, for wide noise.
+# Maximum number of samples to add up for one value of wide noise.
 MAX_PARTS = 2048
 _PIECE = 1 << 16
-# Decimal digits beyond those of the bits, and how many of them rounding and truncation may cost.
+# Extra decimal digits in computations, and how many of them rounding and truncation may cost.
 _FIRST_PRECISION, _LOST = 60, 14
 
 
 def skellam(variance: Fraction, size: int) -> np.ndarray:
     """Returns secret noise, int64 [size].
 
-    It derives from AES-256-CTR with a random key, which is not kept.
+    The random words are from AES-256-CTR with a random key, which is not stored.
 
     Raises:
-        PlanError: The variance is so large that a value would take more than `MAX_PARTS` numbers.
+        PlanError: The variance is negative, or needs more than `MAX_PARTS` samples per value.
     """
     return drawn(variance, size, fresh_words())
 
 
 def fresh_words() -> Words:
-    """Returns random words of a new secret key."""
+    """Returns a generator of random words with a new secret key."""
     stream = KeyStream(random_bytes(KEY_BYTES), bytes(16))
     return lambda count: stream.words(count).copy()
 
 
 def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
-    """Returns noise from given words; see `skellam`.
+    """Returns noise from given random words; see `skellam`.
 
     Args:
         words: Called for at most 2^16 words at a time.
@@ -83,7 +83,7 @@ def drawn(variance: Fraction, size: int, words: Words) -> np.ndarray:
 
 
 def check_variance(variance: Fraction, where: str) -> None:
-    """Raises a `PlanError` unless there is noise of that variance."""
+    """Raises PlanError if `skellam` does not support the variance."""
     if variance < 0 or _parts(variance) > MAX_PARTS:
         raise PlanError(
             f"{where}: expected a variance from 0 to {float(MAX_PARTS * _WIDEST):.3g}, found "
@@ -96,10 +96,10 @@ def _parts(variance: Fraction) -> int:
 
 
 def _from_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarray:
-    """Returns a number for each of the first words, int64."""
+    """Returns one noise value per word of `first`, int64."""
     table, digits = thresholds(variance), first >> np.uint64(1)
-    # Number of entries that are at most u's digits; if the last one equals them, further words
-    # decide.
+    # The number of entries up to u's digits is |X|, unless the last of these entries equals the
+    # digits: then further words decide.
     sizes = np.searchsorted(table, digits, side="right").astype(np.int64)
     equal = table[np.maximum(sizes - 1, 0)] == digits
     for i in np.flatnonzero(equal):
@@ -110,7 +110,7 @@ def _from_words(variance: Fraction, first: np.ndarray, words: Words) -> np.ndarr
 
 
 def _refine(variance: Fraction, digits: int, words: Words) -> int:
-    """Returns the size of a number that its first digits do not determine."""
+    """Returns the absolute value of a sample whose first digits do not determine it."""
     bits = _DIGITS
     while True:
         bits += _WORD
@@ -140,23 +140,24 @@ def _bounds(variance: Fraction, bits: int) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=64)
 def thresholds(variance: Fraction) -> np.ndarray:
-    """Returns floor(2^63 P(|X| <= m)) for m = 0, 1, ... with less than 2^-64 beyond, uint64."""
+    """Returns floor(2^63 P(|X| <= m)) for m = 0, ..., M with P(|X| > M) < 2^-64, uint64."""
     most = (1 << _DIGITS) - 1
-    # A probability is below 1, but its upper bound may not be.
+    # A probability is below 1, but its upper bound may exceed 1.
     bounds = [(least, min(above, most)) for least, above in _bounds(variance, _DIGITS)]
-    # The precision decides all probabilities except those next to a multiple of 2^-63.
+    # Bounds differ only if a probability is very close to a multiple of 2^-63.
     if any(least != above for least, above in bounds):
         raise ArithmeticError(f"a variance of {variance} needs more than {_FIRST_PRECISION} digits")
     return np.array([least for least, _ in bounds[: _reach(variance, _LOG_INVERSE) + 1]], np.uint64)
 
 
 def _probabilities(variance: Fraction, precision: int) -> list[Decimal]:
-    """Returns the probabilities of 0, 1, ... up to one below 10^-precision.
+    """Returns P(X = k) for k = 0, 1, ..., until it is below 10^-precision.
 
-    In a_{k-1} = a_{k+1} + (2 k / v) a_k, from a_{K+1} = 0, all terms are positive, so that rounding
-    costs a relative 10^-precision a step; and a_k / I_k differs from a constant by
-    (I_{K+1} K_k) / (K_{K+1} I_k), of the order of the square of I_{K+1} / I_k (Miller). The
-    constant follows from the sum, which is 1. Both cost less than `_LOST` digits together.
+    Miller's algorithm: a_{k-1} = a_{k+1} + (2 k / v) a_k, from a_{K+1} = 0 downwards. All terms are
+    positive, so each step's relative rounding error is at most 10^-precision. Truncation at K makes
+    a_k / I_k deviate from a constant by (I_{K+1} K_k) / (K_{K+1} I_k), about (I_{K+1} / I_k)^2. The
+    constant follows from the probabilities' sum, 1. Rounding and truncation together cost less than
+    `_LOST` digits.
     """
     beyond = precision * math.log(10)
     with decimal.localcontext() as context:
@@ -174,9 +175,9 @@ def _probabilities(variance: Fraction, precision: int) -> list[Decimal]:
 
 
 def _reach(variance: Fraction, log_inverse: float) -> int:
-    """Returns t so that both tails beyond it have less than 2 exp(-log_inverse) together.
+    """Returns a t with P(|X| > t) < 2 exp(-log_inverse).
 
-    A tail of t has at most exp(-t^2 / (2 (v + t / 3))).
+    The bound is P(X > t) <= exp(-t^2 / (2 (v + t / 3))).
     """
     third = log_inverse / 3
     return math.ceil(third + math.sqrt(third**2 + 2 * float(variance) * log_inverse)) + 1

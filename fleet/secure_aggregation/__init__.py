@@ -1,5 +1,6 @@
-"""Sums of clients' integers that reveal nothing else to the server: Bonawitz et al. 2017.
+"""Secure aggregation: the server learns only the sum of clients' integers (Bonawitz et al. 2017).
 
-Two state machines on bytes, `client.Client` and `server.Server`. They know no transport. They need
-NumPy and `cryptography`, which comes with the extra `fleet`.
+Each client is a dealer, which splits its secrets into shares, and a holder of other clients'
+shares. `client.Client` and `server.Server` are state machines that exchange bytes over any
+transport. They need NumPy and `cryptography`, a dependency of the extra `fleet`.
 """

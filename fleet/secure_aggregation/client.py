@@ -1,4 +1,4 @@
-"""A client of secure aggregation: answers the server's messages, each stage once."""
+"""Client of secure aggregation, which answers the server's request in each stage once."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Values = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """A client's state of a session; fields without further use are empty.
+    """A client's state in a session; fields that are not needed any more are empty.
 
     Attributes:
         answered: Type of the last answer; 0 for an abandoned session.
         request: SHA-256 of the last request.
-        sealing: Secret of the key that encrypts shares.
-        masking: Secret of the key from which masks of pairs derive.
-        seed: Seed of its own mask.
-        roster: The messages KEYS of all members.
-        own_shares: The two shares of its own secrets that it holds itself.
-        dealers: Clients whose shares it holds: neighbours that sent shares, and itself.
-        shares: Their two shares, by dealer.
-        sharers: Clients that sent shares.
+        sealing: Secret key for the encryption of shares.
+        masking: Secret key from which pairwise masks derive.
+        seed: Seed of the client's own mask.
+        roster: KEYS messages of all members.
+        own_shares: The client's two shares of its own secrets.
+        dealers: Clients whose shares this client holds, including itself.
+        shares: The two shares of each dealer, in the order of `dealers`.
+        sharers: All clients that sent shares.
         survivors: Clients whose values are summed.
     """
 
@@ -64,16 +64,16 @@ class _State:
 class Client:
     """One client of a fleet.
 
-    It holds nothing in memory: each answer begins with the session's file and is written to it
-    before it is returned. So a process may end at any time, and another resumes. The last request
-    gets the same bytes again, whatever values come with it; any other message for a completed stage
-    is refused.
+    A client keeps no state in memory: `answer` reads a session's file, and updates it before it
+    returns. So another process can continue a session at any time. A repeated last request gets the
+    same bytes, even if the client's values differ. Any other message for a completed stage raises
+    ProtocolError.
 
     Args:
-        plan: The sum, from the client's own copy of the plan.
-        identity: The Ed25519 secret of its identity, 32 bytes.
+        plan: Settings of the sum, from the client's own copy of the plan.
+        identity: Ed25519 secret key of the client, 32 bytes.
         identities: All clients of the fleet, including this one.
-        folder: Folder of its sessions, for this client alone.
+        folder: Folder of this client's sessions, which no other client uses.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Client:
                 "identities: expected the client's own key among them, found none "
                 f"{identities.name(self._own)}"
             )
-        # Type of the last answer, function, and type of the next answer, by request.
+        # Required type of the last answer, function, and type of the new answer, keyed by request.
         self._stages: dict[Type, tuple[Type, _Stage, Type]] = {
             Type.ROSTER: (Type.KEYS, self._share, Type.SHARES),
             Type.DELIVERY: (Type.SHARES, self._mask, Type.MASKED),
@@ -101,8 +101,7 @@ class Client:
         """Returns the answer to a message of the server.
 
         Args:
-            values: Returns the client's integers by the tensors' names. It is called once, for
-                DELIVERY.
+            values: Returns the client's integers, keyed by tensor name; called only for DELIVERY.
         """
         kind, session = read_header(message, self._plan, _SERVER)
         request = _Request(kind, session, message, values)
@@ -119,7 +118,7 @@ class Client:
             return answer
 
     def give_up(self, session: bytes) -> None:
-        """Erases the secrets of a session, which gets no further answers."""
+        """Abandons a session: erases its secrets, and answers none of its further requests."""
         with self._folder.locked():
             stored = self._folder.read(session)
             if stored is not None:
@@ -128,7 +127,7 @@ class Client:
                 self._folder.write(session, vars(over), b"")
 
     def unfinished(self) -> list[bytes]:
-        """Returns the sessions with secrets."""
+        """Returns the ids of the sessions that still have secrets."""
         with self._folder.locked():
             states = {name: self._folder.read(name) for name in self._folder.sessions()}
         over = (0, int(Type.OPENING))
@@ -161,7 +160,7 @@ class Client:
         return messages.signed(kind, session, self._secret, self._own, body)
 
     def _advertise(self, request: _Request) -> tuple[_State, bytes]:
-        """Stage 0: new keys, for this session alone."""
+        """Stage 0: creates keys for this session."""
         if request.kind != Type.BEGIN:
             raise request.refused(f"expected a session that began, found {request.kind.name}")
         plan = self._plan.digest()
@@ -181,7 +180,7 @@ class Client:
         return state, self._signed(Type.KEYS, request.session, body)
 
     def _share(self, request: _Request, state: _State) -> tuple[_State, bytes]:
-        """Stage 1: shares of the masking secret and of the seed, for each holder."""
+        """Stage 1: splits the masking key and the seed into shares for the holders."""
         keys = messages.read_roster(
             request.message, request.session, self._plan, self._identities, _SERVER
         )
@@ -213,9 +212,10 @@ class Client:
     def _sealing(
         self, roster: Roster, state: _State, dealer: bytes, holder: bytes, bound: Commitments
     ) -> tuple[bytes, bytes]:
-        """Returns the key and the context in which a dealer encrypts shares for a holder.
+        """Returns the key and context with which a dealer encrypts shares for a holder.
 
-        The key derives from the complete roster: a client with a different one cannot decrypt.
+        The key derives from the complete roster, so a client with a different roster cannot decrypt
+        the shares.
         """
         other = roster.keys[holder if dealer == self._own else dealer]
         with self._no_weak_key(other.sender):
@@ -224,7 +224,7 @@ class Client:
         return primitives.derive_key(agreed, roster.digest, info), bound.key + bound.seed
 
     def _mask(self, request: _Request, state: _State) -> tuple[_State, bytes]:
-        """Stage 2: the values plus the client's own mask and those of its pairs."""
+        """Stage 2: adds the client's own mask and its pairwise masks to its values."""
         roster = self._roster(request.session, state)
         delivery = messages.read_delivery(request.message, self._plan, _SERVER)
         self._check_remaining(delivery.sharers, roster.keys, "who sent shares", request, roster)
@@ -246,7 +246,7 @@ class Client:
                 with self._no_weak_key(other):
                     key = roster.pair_key(state.masking, self._own, other)
                 self._plan.apply_masks(totals, key, pair_sign(self._own, other))
-        # Erase secrets whose shares holders have, or which have no further use.
+        # Erase the secrets, which are not needed any more, or whose shares the holders have.
         state = dataclasses.replace(
             state,
             sealing=b"",
@@ -262,7 +262,7 @@ class Client:
     def _unsealed(
         self, roster: Roster, state: _State, dealers: tuple[bytes, ...], delivery: Delivery
     ) -> tuple[bytes, ...]:
-        """Returns the two shares of each dealer, after a check of its commitments."""
+        """Decrypts each dealer's two shares, and checks them against the dealer's commitments."""
         parcels = iter(delivery.parcels)
         unsealed = []
         for dealer in dealers:
@@ -298,7 +298,7 @@ class Client:
         return state, roster.survivors_digest(survivors)
 
     def _open(self, request: _Request, state: _State) -> tuple[_State, bytes]:
-        """Stage 4: reveals shares, after enough others have signed the same list."""
+        """Stage 4: reveals shares once enough clients have signed the same list."""
         roster = self._roster(request.session, state)
         votes = messages.read_votes(
             request.message, request.session, self._plan, self._identities, _SERVER
@@ -318,7 +318,7 @@ class Client:
         threshold = self._plan.threshold(len(roster.keys))
         if len(votes) < threshold:
             raise request.refused(f"expected {threshold} signatures at least, found {len(votes)}")
-        # A survivor's share is of its seed, any other dealer's of its key: never both.
+        # Reveal the seed shares of survivors and the key shares of other dealers, never both.
         opened = [
             shares[SHARE_BYTES:] if dealer in state.survivors else shares[:SHARE_BYTES]
             for dealer, shares in zip(state.dealers, state.shares)
@@ -332,7 +332,7 @@ class Client:
     def _check_remaining(
         self, clients: tuple[bytes, ...], among: Any, what: str, request: _Request, roster: Roster
     ) -> None:
-        """Checks a list of the remaining clients."""
+        """Checks that the remaining clients are enough, known, and include this client."""
         minimum = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
         if len(clients) < minimum:
             raise request.refused(

@@ -6,7 +6,7 @@ from __future__ import annotations
 class SumError(ValueError):
     """A sum cannot be computed from these plans, identities, values or stored sessions.
 
-    The message is one line: what was expected, what was found, and where.
+    The one-line message names the place, the expected value and the found value.
     """
 
 
@@ -14,7 +14,7 @@ class ProtocolError(SumError):
     """A party violates the protocol, or too few parties remain.
 
     Attributes:
-        client: Identity of the client at fault; None if no single client is known to be.
+        client: Identity of the client at fault; None if unknown.
     """
 
     def __init__(self, message: str, client: bytes | None = None) -> None:

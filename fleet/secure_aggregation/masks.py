@@ -1,6 +1,6 @@
-"""Vectors of integers modulo m: masks, sums, and the bits in which they are sent.
+"""Vectors of integers modulo m: addition, masks, and packing into bits.
 
-A modulus is any number from 1 to 2^64. Vectors are flat uint64 arrays of numbers below it.
+A modulus is any number from 1 to 2^64. Vectors are flat uint64 arrays of numbers below the modulus.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import numpy as np
 from fleet.secure_aggregation.primitives import KeyStream
 
 LARGEST_MODULUS = 1 << 64
-# Numbers to pack at a time: a multiple of 8, whose bits are whole bytes.
+# Numbers to pack at a time. Multiples of 8 numbers fill complete bytes.
 _PIECE = 1 << 14
 _COUNTER_BYTES = 8
 
 
 def add_into(total: np.ndarray, values: np.ndarray, modulus: int) -> None:
-    """Adds values to a total, in place."""
+    """Adds values to a total in place, modulo `modulus`."""
     np.add(total, values, out=total)
     if _is_power_of_two(modulus):
         _cut(total, modulus)
@@ -27,7 +27,7 @@ def add_into(total: np.ndarray, values: np.ndarray, modulus: int) -> None:
 
 
 def subtract_from(total: np.ndarray, values: np.ndarray, modulus: int) -> None:
-    """Subtracts values from a total, in place."""
+    """Subtracts values from a total in place, modulo `modulus`."""
     if _is_power_of_two(modulus):
         np.subtract(total, values, out=total)
         _cut(total, modulus)
@@ -47,15 +47,15 @@ def _cut(total: np.ndarray, modulus: int) -> None:
 
 
 def apply_mask(total: np.ndarray, modulus: int, key: bytes, number: int, sign: int) -> None:
-    """Adds a mask to a total, in place, or subtracts it.
+    """Adds a mask to a total in place, or subtracts the mask.
 
-    The mask is the key stream of AES-256-CTR. If the modulus is not a power of two, the words above
-    its largest multiple are skipped, so that the mask is uniform.
+    The mask is the key stream of AES-256-CTR. If the modulus is not a power of two, words from the
+    modulus's largest multiple on are skipped, so that the mask is uniform.
 
     Args:
         key: Key of one pair or one client, in one session.
-        number: Index of the tensor in the plan; each has a separate part of the stream.
-        sign: 1 or -1.
+        number: Index of the tensor in the plan. Each tensor uses a separate part of the stream.
+        sign: 1 to add the mask, -1 to subtract it.
     """
     if modulus == 1:
         return
@@ -75,7 +75,7 @@ def apply_mask(total: np.ndarray, modulus: int, key: bytes, number: int, sign: i
 
 
 def bits(modulus: int) -> int:
-    """Returns the number of bits of a number below the modulus."""
+    """Returns the number of bits for a number below the modulus."""
     return (modulus - 1).bit_length()
 
 
@@ -85,7 +85,7 @@ def packed_size(size: int, modulus: int) -> int:
 
 
 def pack(values: np.ndarray, modulus: int) -> bytes:
-    """Packs numbers into bits, one after the other, the least bit first."""
+    """Packs numbers into consecutive bits, least significant bit first."""
     width = bits(modulus)
     pieces = []
     for start in range(0, values.size, _PIECE):
@@ -96,10 +96,10 @@ def pack(values: np.ndarray, modulus: int) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, size: int, modulus: int) -> np.ndarray | None:
-    """Returns the numbers of a packed vector; None if one is not below the modulus.
+    """Returns the numbers of a packed vector; None if a number or the padding is invalid.
 
     Args:
-        packed: `packed_size` bytes; bits after the last number must be 0.
+        packed: `packed_size` bytes; padding bits after the last number must be 0.
     """
     width, content = bits(modulus), np.frombuffer(packed, np.uint8)
     values = np.zeros(size, np.uint64)

@@ -1,12 +1,11 @@
-"""The messages of the protocol as bytes, read strictly.
+"""Encoding and strict decoding of the messages of secure aggregation.
 
-Every message begins with a mark, the version, its type and the session. A client's message
-continues with the client's identity and ends with its signature of all preceding bytes. Fields have
-fixed widths; numbers are unsigned, most significant byte first; lists of clients are in ascending
-order, so that a message has one form only.
+Every message begins with magic bytes, the version, the message type and the session id. A client's
+message continues with the client's identity, and ends with a signature over all preceding bytes.
+Each message has exactly one valid encoding: fields have fixed widths, numbers are unsigned and
+big-endian, and lists of clients are in ascending order.
 
-A reader never takes more memory than a multiple of the message's own length, which has a bound
-that follows from the plan.
+Decoding needs memory in proportion to the message's length, which the plan limits.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ _HEADER_BYTES = len(_MARK) + 2 + SESSION_BYTES
 _SENDER_BYTES = _HEADER_BYTES + KEY_BYTES
 _KEYS_BYTES = _SENDER_BYTES + DIGEST_BYTES + 2 * KEY_BYTES + SIGNATURE_BYTES
 _VOTE_BYTES = _SENDER_BYTES + DIGEST_BYTES + SIGNATURE_BYTES
-# A dealer's two shares for a holder: of its key, and of its seed.
+# Bytes of a dealer's two shares for a holder: a share of the masking key and a share of the seed.
 TWO_SHARES_BYTES = 2 * SHARE_BYTES
 _SEALED_SHARES_BYTES = TWO_SHARES_BYTES + SEALED_BYTES
-# Place of the identity in a client's message.
+# Position of the sender's identity in a client's message.
 SENDER = slice(_HEADER_BYTES, _SENDER_BYTES)
 _T = TypeVar("_T")
 
 
 class Type(enum.IntEnum):
-    """The types of messages, in the order of a session; the server's are odd."""
+    """Message types, in the order of a session; the server's messages have odd numbers."""
 
     BEGIN = 1
     KEYS = 2
@@ -75,10 +74,10 @@ class Keys:
     """A client's public keys for one session.
 
     Attributes:
-        plan: The digest of its `SumPlan`.
+        plan: Digest of the client's `SumPlan`.
         sealing: Public key for the encryption of shares.
-        masking: Public key from which masks of pairs derive.
-        message: The complete message, whose signature others check.
+        masking: Public key from which pairwise masks derive.
+        message: The complete signed message, which other clients verify.
     """
 
     sender: bytes
@@ -93,9 +92,9 @@ class Shares:
     """A client's shares of its secrets, for its holders: its neighbours and itself.
 
     Attributes:
-        seed: Commitment to the seed of its own mask.
-        commitments: Commitments to the shares, by holder.
-        sealed: Encrypted shares, by neighbour.
+        seed: Commitment to the seed of the client's own mask.
+        commitments: Commitments to the shares, keyed by holder.
+        sealed: Encrypted shares, keyed by neighbour.
     """
 
     seed: bytes
@@ -105,11 +104,11 @@ class Shares:
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """The others' shares for a client.
+    """Other clients' shares, which the server delivers to a client.
 
     Attributes:
         sharers: Clients that sent shares, including the receiver.
-        parcels: Commitments and encrypted shares of each neighbour among them, in this order.
+        parcels: Commitments and encrypted shares of each neighbour in `sharers`, in the same order.
     """
 
     sharers: tuple[bytes, ...]
@@ -117,12 +116,12 @@ class Delivery:
 
 
 def header(kind: Type, session: bytes) -> bytes:
-    """Returns the first bytes of a message."""
+    """Returns the header of a message."""
     return _MARK + bytes([VERSION, kind]) + session
 
 
 def read_header(message: bytes, plan: SumPlan, where: str) -> tuple[Type, bytes]:
-    """Returns a message's type and session, after a check of its length."""
+    """Checks a message's length and header; returns the message type and session id."""
     if not isinstance(message, bytes):
         actual = type(message).__name__
         raise ProtocolError(f"{where}: expected a message of bytes, found {actual}")
@@ -147,7 +146,7 @@ def read_header(message: bytes, plan: SumPlan, where: str) -> tuple[Type, bytes]
 
 
 def longest_message(plan: SumPlan) -> int:
-    """Returns the bytes of the longest message that a session of the plan may have."""
+    """Returns the maximum length of a message in the plan's sessions, in bytes."""
     longest_item = max(
         _KEYS_BYTES, KEY_BYTES + 2 * DIGEST_BYTES + _SEALED_SHARES_BYTES, _VOTE_BYTES, SHARE_BYTES
     )
@@ -156,7 +155,7 @@ def longest_message(plan: SumPlan) -> int:
 
 
 class _Reader:
-    """Reads a message from its beginning to its end.
+    """Decodes a message from beginning to end.
 
     Args:
         client: The client at fault if the message is invalid.
@@ -183,7 +182,7 @@ class _Reader:
         return int.from_bytes(self.take(count), "big")
 
     def several(self, width: int, read: Callable[[], _T], most: int) -> tuple[_T, ...]:
-        """Reads a count and this number of items of a width."""
+        """Reads a count, and this number of items of `width` bytes each."""
         count = self.number(_COUNT_BYTES)
         left = len(self._data) - self._at
         if count > most or count * width > left:
@@ -213,7 +212,7 @@ class _Reader:
 
 
 def listed(items: Sequence[bytes]) -> bytes:
-    """Returns items of one width, such as the shares of OPENING, after their count."""
+    """Encodes a list of equally long items: their count, then the items."""
     return len(items).to_bytes(_COUNT_BYTES, "big") + b"".join(items)
 
 
@@ -221,11 +220,11 @@ def listed(items: Sequence[bytes]) -> bytes:
 
 
 def signed(kind: Type, session: bytes, secret: bytes, sender: bytes, body: bytes) -> bytes:
-    """Returns a client's message.
+    """Returns a client's signed message.
 
     Args:
-        secret: The secret of its identity.
-        sender: The identity.
+        secret: Ed25519 secret key of the sender.
+        sender: Identity of the sender.
     """
     message = header(kind, session) + sender + body
     return message + sign(secret, message)
@@ -234,7 +233,7 @@ def signed(kind: Type, session: bytes, secret: bytes, sender: bytes, body: bytes
 def message_sender(
     message: bytes, kind: Type, session: bytes, identities: Identities, where: str
 ) -> bytes:
-    """Returns the sender of a client's message, after a check of its header and signature."""
+    """Checks the header and signature of a client's message, and returns the sender."""
     start = header(kind, session)
     if message[:_HEADER_BYTES] != start:
         raise ProtocolError(
@@ -258,18 +257,18 @@ def message_sender(
 
 
 def _body(message: bytes, where: str) -> tuple[bytes, _Reader]:
-    """Returns the sender, and a reader of the bytes between it and the signature."""
+    """Returns the sender of a client's message, and a decoder of the message's body."""
     sender = message[SENDER]
     return sender, _Reader(message[_SENDER_BYTES:-SIGNATURE_BYTES], where, sender)
 
 
 def keys_body(plan: bytes, sealing: bytes, masking: bytes) -> bytes:
-    """Returns the body of KEYS."""
+    """Returns the body of a KEYS message."""
     return plan + sealing + masking
 
 
 def read_keys(message: bytes, where: str) -> Keys:
-    """Reads KEYS with a checked signature."""
+    """Decodes a KEYS message, whose signature the caller has checked."""
     sender, reader = _body(message, where)
     keys = Keys(
         sender, reader.take(DIGEST_BYTES), reader.take(KEY_BYTES), reader.take(KEY_BYTES), message
@@ -279,15 +278,15 @@ def read_keys(message: bytes, where: str) -> Keys:
 
 
 def shares_body(seed: bytes, commitments: Sequence[Commitments], sealed: Sequence[bytes]) -> bytes:
-    """Returns the body of SHARES."""
+    """Returns the body of a SHARES message."""
     return seed + listed([c.key + c.seed for c in commitments]) + listed(sealed)
 
 
 def read_shares(message: bytes, holders: Sequence[bytes], where: str) -> Shares:
-    """Reads SHARES with a checked signature.
+    """Decodes a SHARES message, whose signature the caller has checked.
 
     Args:
-        holders: Its neighbours and itself, in the order of the shares.
+        holders: The sender's holders, in the order of the shares.
     """
     sender, reader = _body(message, where)
     count = len(holders)
@@ -302,7 +301,7 @@ def read_shares(message: bytes, holders: Sequence[bytes], where: str) -> Shares:
 
 
 def read_masked(message: bytes, plan: SumPlan, where: str) -> list[np.ndarray]:
-    """Returns the vectors of all tensors of a MASKED with a checked signature."""
+    """Decodes a MASKED message with a checked signature; returns one vector per tensor."""
     _, reader = _body(message, where)
     packed = reader.take(plan.packed_bytes)
     reader.end()
@@ -313,7 +312,7 @@ def read_masked(message: bytes, plan: SumPlan, where: str) -> list[np.ndarray]:
 
 
 def read_vote(message: bytes, where: str) -> bytes:
-    """Reads VOTE with a checked signature: the digest of the survivors."""
+    """Decodes a VOTE message with a checked signature; returns the digest of the survivors."""
     _, reader = _body(message, where)
     survivors = reader.take(DIGEST_BYTES)
     reader.end()
@@ -321,7 +320,7 @@ def read_vote(message: bytes, where: str) -> bytes:
 
 
 def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
-    """Reads OPENING with a checked signature."""
+    """Decodes an OPENING message with a checked signature; returns one share per dealer."""
     _, reader = _body(message, where)
     shares = reader.several(SHARE_BYTES, lambda: reader.take(SHARE_BYTES), dealers)
     reader.end()
@@ -334,17 +333,17 @@ def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
 
 
 def begin_message(session: bytes, plan: bytes) -> bytes:
-    """Returns BEGIN, which asks a client to take part."""
+    """Returns a BEGIN message, which asks a client to take part."""
     return header(Type.BEGIN, session) + plan
 
 
 def list_message(kind: Type, session: bytes, items: Sequence[bytes]) -> bytes:
-    """Returns ROSTER with KEYS of all members, SURVIVORS with clients, or VOTES with VOTEs."""
+    """Returns a ROSTER of KEYS messages, SURVIVORS of identities, or VOTES of VOTE messages."""
     return header(kind, session) + listed(items)
 
 
 def read_begin(message: bytes, where: str) -> bytes:
-    """Reads BEGIN: the digest of the server's `SumPlan`."""
+    """Decodes a BEGIN message; returns the digest of the server's `SumPlan`."""
     reader = _after_header(message, where)
     plan = reader.take(DIGEST_BYTES)
     reader.end()
@@ -354,7 +353,7 @@ def read_begin(message: bytes, where: str) -> bytes:
 def read_roster(
     message: bytes, session: bytes, plan: SumPlan, identities: Identities, where: str
 ) -> tuple[Keys, ...]:
-    """Reads ROSTER and checks signatures, plans and keys."""
+    """Decodes a ROSTER message, and checks its signatures, plans and keys."""
     reader = _after_header(message, where)
     parts = reader.several(_KEYS_BYTES, lambda: reader.take(_KEYS_BYTES), plan.max_clients)
     reader.end()
@@ -390,13 +389,13 @@ def check_keys(keys: Sequence[Keys], plan: SumPlan, identities: Identities, wher
 def delivery_message(
     session: bytes, sharers: Sequence[bytes], parcels: Sequence[tuple[Commitments, bytes]]
 ) -> bytes:
-    """Returns DELIVERY."""
+    """Returns a DELIVERY message."""
     parts = [c.key + c.seed + sealed for c, sealed in parcels]
     return header(Type.DELIVERY, session) + listed(sharers) + listed(parts)
 
 
 def read_delivery(message: bytes, plan: SumPlan, where: str) -> Delivery:
-    """Reads DELIVERY."""
+    """Decodes a DELIVERY message."""
     reader = _after_header(message, where)
     sharers = reader.identities(plan.max_clients)
     parcels = reader.several(
@@ -409,7 +408,7 @@ def read_delivery(message: bytes, plan: SumPlan, where: str) -> Delivery:
 
 
 def read_survivors(message: bytes, plan: SumPlan, where: str) -> tuple[bytes, ...]:
-    """Reads SURVIVORS."""
+    """Decodes a SURVIVORS message."""
     reader = _after_header(message, where)
     survivors = reader.identities(plan.max_clients)
     reader.end()
@@ -419,7 +418,7 @@ def read_survivors(message: bytes, plan: SumPlan, where: str) -> tuple[bytes, ..
 def read_votes(
     message: bytes, session: bytes, plan: SumPlan, identities: Identities, where: str
 ) -> dict[bytes, bytes]:
-    """Reads VOTES and checks the signatures; returns the digests of survivors by client."""
+    """Decodes a VOTES message, and checks signatures; returns each client's signed digest."""
     reader = _after_header(message, where)
     parts = reader.several(_VOTE_BYTES, lambda: reader.take(_VOTE_BYTES), plan.max_clients)
     reader.end()

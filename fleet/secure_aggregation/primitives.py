@@ -1,7 +1,6 @@
-"""The cryptographic primitives of the protocol, one function each.
+"""Cryptographic primitives of secure aggregation: keys, signatures, ciphers and random bytes.
 
-Every other module of this folder takes keys, ciphers and random bytes from here, and this module
-alone imports `cryptography`.
+Only this module imports `cryptography`.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 DIGEST_BYTES = 32
 _NONCE_BYTES = 12
-# AES-GCM adds a nonce and a tag.
+# Bytes that `seal` adds: a nonce and the tag of AES-GCM.
 SEALED_BYTES = _NONCE_BYTES + 16
-# A piece of a mask fits a processor's cache.
+# Words of a mask to generate at a time, so that they fit a processor's cache.
 _PIECE_WORDS = 1 << 16
 _ZEROS = bytes(8 * _PIECE_WORDS)
 
 
 def random_bytes(count: int) -> bytes:
-    """Returns bytes of the operating system's generator."""
+    """Returns random bytes from the operating system."""
     return os.urandom(count)
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """Returns SHA-256 of a label, which names the use, and the parts, each with its length."""
+    """Returns SHA-256 of length-prefixed parts, after a label that names the digest's purpose."""
     value = hashlib.sha256()
     for part in (label.encode(), *parts):
         value.update(len(part).to_bytes(8, "big"))
@@ -56,38 +55,38 @@ def digest(label: str, *parts: bytes) -> bytes:
 
 
 def derive_key(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """Returns a key of 32 bytes: HKDF with SHA-256 (RFC 5869)."""
+    """Derives a 32-byte key by HKDF with SHA-256 (RFC 5869)."""
     return HKDF(SHA256(), KEY_BYTES, salt, info).derive(secret)
 
 
 def exchange_public(secret: bytes) -> bytes:
-    """Returns the public key of an X25519 secret (RFC 7748)."""
+    """Returns the public key of an X25519 secret key (RFC 7748)."""
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def agree(secret: bytes, public: bytes) -> bytes:
-    """Returns the secret that X25519 gives two parties.
+    """Returns the X25519 shared secret of one party's secret key and another's public key.
 
     Raises:
-        ValueError: The public key is one of the few that give zero with every secret.
+        ValueError: The public key is weak: the shared secret would always be zero.
     """
     key = X25519PrivateKey.from_private_bytes(secret)
     return key.exchange(X25519PublicKey.from_public_bytes(public))
 
 
 def identity_public(secret: bytes) -> bytes:
-    """Returns the public key of an Ed25519 identity (RFC 8032)."""
+    """Returns the public key of an Ed25519 secret key (RFC 8032)."""
     return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def sign(secret: bytes, message: bytes) -> bytes:
-    """Returns an identity's signature of SHA-256 of a message."""
+    """Signs the SHA-256 of a message with an Ed25519 secret key."""
     hashed = hashlib.sha256(message).digest()
     return Ed25519PrivateKey.from_private_bytes(secret).sign(hashed)
 
 
 def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether a signature of `sign` is the identity's."""
+    """Whether a signature is from `sign` with the secret key of `public`."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public)
         key.verify(signature, hashlib.sha256(message).digest())
@@ -97,13 +96,13 @@ def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def seal(key: bytes, text: bytes, context: bytes) -> bytes:
-    """Encrypts a text with AES-256-GCM, and authenticates the context."""
+    """Encrypts a plaintext with AES-256-GCM, and authenticates the context."""
     nonce = random_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, text, context)
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
-    """Decrypts a sealed text; None if the text, the key or the context is wrong."""
+    """Decrypts the output of `seal`; returns None if it, the key or the context is wrong."""
     try:
         return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context)
     except InvalidTag:
@@ -111,7 +110,7 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
 
 
 class KeyStream:
-    """The key stream of AES-256-CTR as numbers of 64 bits, least byte first.
+    """The key stream of AES-256-CTR as little-endian 64-bit words.
 
     Args:
         start: The first counter block, 16 bytes.
@@ -122,9 +121,9 @@ class KeyStream:
         self._room = bytearray()
 
     def words(self, count: int) -> np.ndarray:
-        """Returns the next numbers, at most 2^16; the array is valid until the next call."""
+        """Returns the next words, at most 2^16, in an array that the next call overwrites."""
         count = min(count, _PIECE_WORDS)
-        # The cipher needs room for one more block than it writes.
+        # The cipher requires a buffer with space for one more block than it writes.
         if len(self._room) < 8 * count + 15:
             self._room = bytearray(8 * count + 15)
         self._cipher.update_into(memoryview(_ZEROS)[: 8 * count], self._room)

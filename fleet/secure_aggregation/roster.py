@@ -1,4 +1,4 @@
-"""The roster of a session: its holders of shares, commitments and keys, equal for all parties."""
+"""The roster of a session, from which all parties derive the same holders, digests and keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ KEY, SEED = b"key", b"seed"
 
 
 def neighbours(client: bytes, roster: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Returns the clients that share masks and secrets with a client: here all others.
+    """Returns the clients with which a client shares masks and secrets: all others.
 
-    Hundreds of clients need fewer neighbours (Bell et al. 2020). Any symmetric function of the
-    roster is correct: u must be among v's neighbours if v is among u's.
+    Fewer neighbours would be cheaper for hundreds of clients (Bell et al. 2020). Any symmetric
+    relation is correct: if v is a neighbour of u, then u must be a neighbour of v.
     """
     return tuple(other for other in roster if other != client)
 
@@ -24,7 +24,7 @@ class Roster:
     """The members of a session.
 
     Attributes:
-        keys: The clients' keys by identity, in ascending order.
+        keys: Clients' keys, keyed by identity in ascending order.
         digest: Digest of the session, its members and their keys.
     """
 
@@ -34,7 +34,7 @@ class Roster:
         self._points = {client: number for number, client in enumerate(self.keys, 1)}
 
     def point(self, client: bytes) -> int:
-        """Returns the point at which polynomials are evaluated for a client."""
+        """Returns the point at which a holder's shares evaluate the dealers' polynomials."""
         return self._points[client]
 
     def holders(self, client: bytes) -> tuple[bytes, ...]:
@@ -42,7 +42,7 @@ class Roster:
         return tuple(sorted((client, *neighbours(client, tuple(self.keys)))))
 
     def survivors_digest(self, survivors: Sequence[bytes]) -> bytes:
-        """Returns the message that clients sign as their vote."""
+        """Returns the digest of the survivors, which clients sign as their vote."""
         return digest("survivors", self.digest, *survivors)
 
     def seed_commitment(self, dealer: bytes, seed: bytes) -> bytes:
@@ -61,11 +61,11 @@ class Roster:
         )
 
     def own_key(self, seed: bytes, client: bytes) -> bytes:
-        """Returns the key of the mask that a client adds for itself."""
+        """Returns the key of a client's own mask."""
         return derive_key(seed, self.digest, b"own mask" + client)
 
     def pair_key(self, secret: bytes, client: bytes, other: bytes) -> bytes:
-        """Returns the key of a pair's mask, given the client's masking secret.
+        """Returns the key of two clients' pairwise mask, given one client's masking secret.
 
         Raises:
             ValueError: The other client's key is weak; see `primitives.agree`.
@@ -75,5 +75,5 @@ class Roster:
 
 
 def pair_sign(client: bytes, other: bytes) -> int:
-    """Returns 1 where a client adds the mask that it shares with another, -1 where it subtracts."""
+    """Returns 1 if a client adds its pairwise mask with another client, -1 if it subtracts it."""
     return 1 if client < other else -1

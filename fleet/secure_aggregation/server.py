@@ -23,14 +23,14 @@ _MAX_NAMES = 10
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """The server's state of a session, along with its masked sums.
+    """The server's state in a session, except for the masked sums.
 
     Attributes:
-        stage: Type of the answers to collect, 0 when the sum is unmasked.
-        keys: Messages KEYS of the roster.
-        shares: Messages SHARES of the sharers.
+        stage: Type of the answers to collect; 0 once the sum is unmasked.
+        keys: KEYS messages of the roster.
+        shares: SHARES messages of the clients that sent shares.
         survivors: Clients whose masked values are in the sum.
-        votes: Messages VOTE.
+        votes: VOTE messages of the survivors that voted.
     """
 
     plan: bytes
@@ -43,18 +43,18 @@ class _State:
 
 
 class Server:
-    """One session: a sum over the remaining clients of a cohort.
+    """One session, which computes a sum over the surviving clients of a cohort.
 
-    Stages follow one another: `requests` returns the messages by client, `receive` takes the
-    answers as they come, and `close` ends the stage when all have answered or a transport has
-    waited long enough. The result of a stage is on the disk before the next stage's requests can be
-    sent. The process alone has the answers of an open stage, and must ask for them again after a
-    restart; the same holds for openings, and no unmasked sum is written to a disk.
+    In each stage, the caller sends the messages of `requests`, passes the answers to `receive`, and
+    calls `close` once all clients have answered or the timeout has passed. `close` writes the
+    stage's result to the disk before the next stage begins. The answers within a stage are only in
+    memory: after a restart, the server must ask for them again. Openings and unmasked sums are
+    never written to a disk.
 
     Args:
-        plan: The sum, from the server's own copy of the plan.
-        folder: Folder of its sessions.
-        session: A session that `begin` has begun.
+        plan: Settings of the sum, from the server's own copy of the plan.
+        folder: Folder of the server's sessions.
+        session: Id of a session that `begin` created.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Server:
 
         Args:
             cohort: Identities of the clients to ask.
-            session: 32 bytes that no other session has; random by default.
+            session: Unique session id of 32 bytes; random by default.
         """
         session = primitives.random_bytes(SESSION_BYTES) if session is None else session
         asked = tuple(sorted(set(cohort)))
@@ -113,7 +113,7 @@ class Server:
         return cls(plan, identities, folder, session)
 
     def _resume(self, state: _State, tail: bytes) -> None:
-        """Begins the stage of a stored state."""
+        """Begins the stage of a stored state, without any answers."""
         self._state, self._tail = state, tail
         keys = [messages.read_keys(message, "roster") for message in state.keys]
         self._roster = Roster(self.session, keys)
@@ -121,7 +121,7 @@ class Server:
             message[messages.SENDER]: self._read_shares(message, "shares")
             for message in state.shares
         }
-        # Digests of this stage's answers, and their contents.
+        # Digests and contents of this stage's answers, keyed by client.
         self._answers: dict[bytes, bytes] = {}
         self._read: dict[bytes, Any] = {}
         self._totals: list[np.ndarray] = []
@@ -138,12 +138,12 @@ class Server:
 
     @property
     def stage(self) -> Type | None:
-        """Type of the answers to collect; None when the sum is unmasked."""
+        """Type of the answers to collect; None once the sum is unmasked."""
         return Type(self._state.stage) if self._state.stage != _RESULT else None
 
     @property
     def asked(self) -> tuple[bytes, ...]:
-        """The clients that this stage asks."""
+        """The clients to ask in this stage."""
         return {
             Type.KEYS: self._state.cohort,
             Type.SHARES: tuple(self._roster.keys),
@@ -155,23 +155,23 @@ class Server:
 
     @property
     def missing(self) -> tuple[bytes, ...]:
-        """The asked clients without an answer in this stage."""
+        """The clients that have not answered in this stage."""
         return tuple(client for client in self.asked if client not in self._answers)
 
     @property
     def survivors(self) -> tuple[bytes, ...]:
-        """The clients in the sum, after the stage of their masked values."""
+        """The clients whose values are in the sum; empty before the MASKED stage is closed."""
         return self._state.survivors
 
     @property
     def min_answers(self) -> int:
-        """Minimum number of answers to close this stage."""
+        """Minimum number of answers before `close` may end this stage."""
         if self.stage == Type.KEYS:
             return self._plan.min_clients
         return max(self._plan.min_clients, self._plan.threshold(len(self._roster.keys)))
 
     def requests(self) -> dict[bytes, bytes]:
-        """Returns the messages of this stage by the client that gets them."""
+        """Returns this stage's messages, keyed by the receiving client."""
         session, state = self.session, self._state
         if self.stage == Type.MASKED:
             return {client: self._delivery(client) for client in self.asked}
@@ -194,10 +194,10 @@ class Server:
         return messages.delivery_message(self.session, tuple(self._dealt), parcels)
 
     def receive(self, message: bytes) -> bytes:
-        """Takes a client's answer and returns its sender; a repetition has no effect.
+        """Processes a client's answer, and returns the sender; a repeated answer has no effect.
 
         Raises:
-            SumError: The answer is refused, and has no effect.
+            SumError: The answer is invalid, and has no effect.
         """
         where = "message of a client"
         kind, _ = read_header(message, self._plan, where)
@@ -231,13 +231,13 @@ class Server:
             stored = self._folder.read(self.session)
             if stored is None or stored[0] != vars(self._state):
                 raise SumError(f"{self._name}: expected one server, a second one has continued it")
-            # No disk has an unmasked sum: another process asks for the openings again.
+            # Never store an unmasked sum: after a restart, the server asks for the openings again.
             if state.stage != _RESULT:
                 self._folder.write(self.session, vars(state), tail)
         self._resume(state, tail)
 
     def result(self) -> dict[str, np.ndarray]:
-        """Returns the sums by the tensors' names, uint64, modulo each tensor's modulus."""
+        """Returns the unmasked sums, uint64, modulo each tensor's modulus, keyed by tensor name."""
         if self.stage is not None:
             raise SumError(f"{self._name}: expected an opened sum, it waits for {self.stage.name}")
         return {
@@ -253,7 +253,7 @@ class Server:
     # --- the stages
 
     def _closed(self, stage: Type) -> tuple[_State, bytes]:
-        """Returns the state with which the next stage begins, and its masked sums."""
+        """Returns the initial state and the masked sums of the next stage."""
         clients = tuple(sorted(self._answers))
         answers = tuple(self._read[client] for client in clients)
         # The types of two successive stages differ by 2.
@@ -296,11 +296,11 @@ class Server:
         return message
 
     def _dealers(self, holder: bytes) -> list[bytes]:
-        """Returns the clients whose shares a client holds."""
+        """Returns the dealers that sent shares to a holder."""
         return [dealer for dealer in self._roster.holders(holder) if dealer in self._dealt]
 
     def _take_opening(self, message: bytes, sender: bytes, where: str) -> dict[bytes, bytes]:
-        """Returns the shares by dealer, after a check of the dealers' commitments."""
+        """Checks shares against the dealers' commitments, and returns the shares by dealer."""
         dealers = self._dealers(sender)
         shares = dict(zip(dealers, messages.read_opening(message, len(dealers), where)))
         for dealer, share in shares.items():
@@ -318,10 +318,10 @@ class Server:
         return shares
 
     def _unmasked(self) -> tuple[_State, bytes]:
-        """Removes the masks from the total."""
+        """Returns the final state, and the sums without masks."""
         totals = self._unpacked()
         keys = [self._removed(dealer) for dealer in self._dealt]
-        # Check every secret before the first mask is removed.
+        # Every secret was checked above, before the first mask is removed.
         for key, sign in itertools.chain.from_iterable(keys):
             self._plan.apply_masks(totals, key, sign)
         over = _State(
@@ -330,7 +330,7 @@ class Server:
         return over, self._plan.pack(totals)
 
     def _removed(self, dealer: bytes) -> list[tuple[bytes, int]]:
-        """Returns the keys and signs of the masks that a sharer's secret removes."""
+        """Returns the keys and signs of the masks to remove, given a dealer's opened shares."""
         roster, survivors = self._roster, self._state.survivors
         holders = roster.holders(dealer)
         threshold = self._plan.threshold(len(holders))
@@ -352,7 +352,7 @@ class Server:
         public = roster.keys[dealer].masking
         if secret is None or primitives.exchange_public(secret) != public:
             raise self._dealt_wrong(dealer, "key")
-        # The survivors' halves of masks that they share with a vanished client are in the total.
+        # The total contains the survivors' pairwise masks with a vanished client.
         return [
             (roster.pair_key(secret, dealer, other), pair_sign(dealer, other))
             for other in holders

@@ -1,7 +1,7 @@
-"""Files of a party's sessions, one per session, written before an answer leaves.
+"""Files with a party's session states, each written before the party sends an answer.
 
-The file of a completed session stays, without secrets, so that no session runs twice. A folder
-belongs to one party. Restoring an older copy of a file would make the party answer twice.
+A completed session's file remains, without secrets, so that the session cannot run again. A folder
+belongs to one party. Never restore an older copy of a file: the party could answer a stage twice.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LENGTH_BYTES = 8
 _SUFFIX = ".session"
 _PARTIAL = ".partial_"
 _LOCK = "lock"
-# Numbers, bytes, and tuples of bytes.
+# Fields of a state: numbers, bytes, and tuples of bytes, keyed by name.
 Fields = dict[str, Any]
 
 
 def encode(fields: Fields, tail: bytes) -> bytes:
-    """Returns a state as bytes: its fields by name, and a tail of any length."""
+    """Encodes a state, which consists of named fields and a tail of any length."""
     plain = {name: _as_json(value) for name, value in fields.items()}
     head = json.dumps(plain, sort_keys=True).encode()
     body = len(head).to_bytes(_LENGTH_BYTES, "big") + head + tail
@@ -60,7 +60,7 @@ def decode(state: bytes, where: str) -> tuple[Fields, bytes]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the names of a folder's files are on the disk."""
+    """Waits until a folder's directory entries are on the disk."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)
@@ -69,7 +69,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replaces a file atomically; when this returns, it is on the disk."""
+    """Replaces a file atomically, and returns once the new content is on the disk."""
     file, partial = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)
     try:
         with os.fdopen(file, "wb") as opened:
@@ -85,16 +85,16 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Removes partial files of a process killed within `replace_file`; they may hold secrets."""
+    """Removes files that a killed `replace_file` did not complete, as they may contain secrets."""
     for partial in folder.glob(f"{_PARTIAL}*"):
         partial.unlink(missing_ok=True)
 
 
 class SessionFolder:
-    """The sessions of one party.
+    """Folder with the session states of one party.
 
     Args:
-        folder: Path of the folder, which is created if necessary, for its owner only.
+        folder: Path of the folder; created with mode 700 if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -102,7 +102,7 @@ class SessionFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Waits for other processes and threads, and locks the folder for a block."""
+        """Locks the folder against other processes and threads during a with block."""
         with self._one_line():
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -115,7 +115,7 @@ class SessionFolder:
             os.close(file)
 
     def read(self, session: bytes) -> tuple[Fields, bytes] | None:
-        """Returns the state of a session; None if it is unknown."""
+        """Returns the state of a session; None if the session is unknown."""
         path = self._path(session)
         with self._one_line():
             try:
@@ -130,12 +130,12 @@ class SessionFolder:
             replace_file(self._path(session), encode(fields, tail))
 
     def sessions(self) -> list[bytes]:
-        """Returns the known sessions."""
+        """Returns the ids of all stored sessions."""
         with self._one_line():
             return sorted(bytes.fromhex(path.stem) for path in self._folder.glob(f"*{_SUFFIX}"))
 
     def erase(self, session: bytes) -> None:
-        """Removes the state of a session, as if there had been none."""
+        """Deletes the state of a session."""
         with self._one_line():
             self._path(session).unlink(missing_ok=True)
 

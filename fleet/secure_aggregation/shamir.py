@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of 32 bytes over a prime field (Shamir 1979)."""
+"""Shamir's secret sharing of 32-byte secrets over a prime field (Shamir 1979)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping, Sequence
 from fleet.secure_aggregation import primitives
 
 SECRET_BYTES = 32
-# The smallest prime above 2^256: a secret is one number of the field, whatever its bytes.
+# The smallest prime above 2^256, so that every 32-byte secret is an element of the field.
 PRIME = (1 << 256) + 297
 SHARE_BYTES = 33
-# 128 more bits than the prime has make a remainder uniform up to 2^-128.
+# With 128 bits more than the prime, random numbers modulo the prime are uniform up to 2^-128.
 _RANDOM_BYTES = SHARE_BYTES + 16
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """Splits a secret into shares: any `threshold` of them reveal it, fewer reveal nothing.
+    """Splits a secret into shares: any `threshold` shares reveal it, fewer reveal nothing.
 
     Args:
-        points: Arguments of the polynomial, a positive integer for each holder.
+        points: Arguments of the polynomial, one positive integer per holder.
 
     Returns:
-        The share of each point.
+        The shares, keyed by point.
     """
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(set(points)) == len(points):
         raise ValueError("expected a secret of 32 bytes and a threshold within distinct points")
@@ -43,12 +43,12 @@ def _evaluated(coefficients: Sequence[int], point: int) -> bytes:
 
 
 def is_share(share: bytes) -> bool:
-    """Whether the bytes are a number of the field."""
+    """Whether the bytes encode an element of the field."""
     return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """Returns the secret of a threshold of shares, by their points; None if it exceeds 32 bytes."""
+    """Reconstructs a secret from shares, keyed by point; returns None if it exceeds 32 bytes."""
     points = tuple(sorted(shares))
     value = 0
     for point, weight in zip(points, _weights_at_zero(points)):
@@ -57,10 +57,10 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
     return value.to_bytes(SECRET_BYTES, "big") if value >> (8 * SECRET_BYTES) == 0 else None
 
 
-# Most secrets of a session have the same holders.
+# Cached, because most secrets of a session have the same holders.
 @functools.lru_cache(maxsize=64)
 def _weights_at_zero(points: tuple[int, ...]) -> list[int]:
-    """Returns Lagrange's weights of the points for the value at 0."""
+    """Returns each point's Lagrange weight for the polynomial's value at 0."""
     weights = []
     for point in points:
         above, below = 1, 1

@@ -1,4 +1,4 @@
-"""Plans of secure sums: tensors, clients and thresholds, which every party knows by itself."""
+"""Settings of a secure sum (tensors, clients, thresholds), which each party derives by itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fleet.secure_aggregation import masks
 from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.primitives import DIGEST_BYTES, KEY_BYTES, digest
 
-# In a sum over two clients each learns the other's values.
+# From a sum over two clients, each client could compute the other's values.
 MIN_CLIENTS = 3
-# Messages have 16 bits for numbers of clients.
+# Messages encode the number of clients in 16 bits.
 MAX_CLIENTS = (1 << 16) - 1
-# Digits of an unknown key in messages.
+# Hexadecimal digits of an unknown key to show in messages.
 _SHOWN_DIGITS = 16
 _MAX_NAME_LENGTH = 64
 
@@ -27,7 +27,7 @@ class SummedTensor:
     """A tensor of integers to sum over the clients.
 
     Attributes:
-        bound: Upper bound of a client's values, which are from 0 to `bound` - 1.
+        bound: A client's values are from 0 to `bound` - 1.
         modulus: Modulus of the sum, from `bound` to 2^64.
     """
 
@@ -52,11 +52,11 @@ class SummedTensor:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a client's packed values."""
+        """Number of bytes of a client's packed values."""
         return masks.packed_size(self.size, self.modulus)
 
     def values(self, value: np.ndarray, where: str) -> np.ndarray:
-        """Returns a client's values as a flat copy in uint64, after a check of each."""
+        """Checks a client's values, and returns a flat uint64 copy."""
         place = f"{where}: {self.name}"
         if value.dtype.kind not in "iu" or value.shape != self.shape:
             raise SumError(
@@ -75,12 +75,12 @@ class SummedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class SumPlan:
-    """A sum, on which all parties have to agree; each creates it from its own copy of the plan.
+    """Settings of a secure sum, which each party creates from its own copy of the plan.
 
     Attributes:
         plan: SHA-256 of the plan, for example of its manifest.
         tensors: The tensors to sum.
-        max_clients: Maximum number of clients of a sum, which moduli fit.
+        max_clients: Maximum number of clients in a sum, which the tensors' moduli must fit.
         min_clients: Minimum number of clients in an unmasked sum, at least 3.
     """
 
@@ -102,43 +102,43 @@ class SumPlan:
             raise SumError(f"secure aggregation: expected tensors of distinct names, found {names}")
 
     def digest(self) -> bytes:
-        """Returns SHA-256 of the plan; parties with different digests refuse each other."""
+        """Returns SHA-256 of the settings; parties with different digests cannot cooperate."""
         fields = {**dataclasses.asdict(self), "plan": self.plan.hex()}
         return digest("sum plan", json.dumps(fields, sort_keys=True).encode())
 
     def threshold(self, clients: int) -> int:
-        """Returns the number of clients that reveal a secret, and that must remain.
+        """Returns the minimum number of clients that must remain, and that can reveal a secret.
 
-        More than two thirds are safe against a server that lies and controls less than a third of
+        More than two thirds protect against a dishonest server that controls less than a third of
         the clients (Bonawitz et al. 2017, section 6.2).
         """
         return 2 * clients // 3 + 1
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a client's packed values of all tensors."""
+        """Number of bytes of a client's packed values for all tensors."""
         return sum(tensor.packed_bytes for tensor in self.tensors)
 
     def check_values(self, values: Mapping[str, np.ndarray], where: str) -> list[np.ndarray]:
-        """Returns a client's values, flat, in the order of the tensors."""
+        """Checks a client's values; returns flat uint64 copies in the order of `tensors`."""
         names = [tensor.name for tensor in self.tensors]
         if set(values) != set(names):
             raise SumError(f"{where}: expected the tensors {names}, found {sorted(values)}")
         return [tensor.values(np.asarray(values[tensor.name]), where) for tensor in self.tensors]
 
     def apply_masks(self, totals: Sequence[np.ndarray], key: bytes, sign: int) -> None:
-        """Adds the masks of a key to all tensors, in place, or subtracts them."""
+        """Adds a key's masks to all tensors in place, or subtracts the masks."""
         for number, (tensor, total) in enumerate(zip(self.tensors, totals)):
             masks.apply_mask(total, tensor.modulus, key, number, sign)
 
     def pack(self, totals: Sequence[np.ndarray]) -> bytes:
-        """Returns the vectors of all tensors as `packed_bytes` bytes."""
+        """Packs the vectors of all tensors into `packed_bytes` bytes."""
         return b"".join(
             masks.pack(total, tensor.modulus) for tensor, total in zip(self.tensors, totals)
         )
 
     def unpack(self, packed: bytes) -> list[np.ndarray] | None:
-        """Returns the unpacked vectors; None if a number is not below its modulus."""
+        """Unpacks one vector per tensor; returns None if a number or the padding is invalid."""
         vectors, start = [], 0
         for tensor in self.tensors:
             part = memoryview(packed)[start : start + tensor.packed_bytes]
@@ -152,7 +152,7 @@ class SumPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Identities:
-    """The names of a fleet's clients, by Ed25519 public key."""
+    """The names of a fleet's clients, keyed by Ed25519 public key."""
 
     names: Mapping[bytes, str]
 
@@ -172,5 +172,5 @@ class Identities:
         return identity in self.names
 
     def name(self, identity: bytes) -> str:
-        """Returns a client's name in human-readable messages."""
+        """Returns a client's name for human-readable messages."""
         return self.names.get(identity) or f"of the unknown key {identity.hex()[:_SHOWN_DIGITS]}"
