@@ -1,7 +1,7 @@
 """Runs federated plans that were exported for the Federated Compute Platform, in plain TensorFlow.
 
-It simulates the server and the clients of an export's rounds. It imports the `tensorflow` package
-and its dependencies only: this folder can be copied and used alone.
+The package simulates the server and the clients of an export's rounds. It imports only `tensorflow`
+and its dependencies, so this folder can be copied and used alone.
 """
 
 # Version of the package, equal to tff_agnostic's.

@@ -16,7 +16,7 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # An exception during the imports would print pages of traceback.
         signal.signal(signal.SIGINT, _end)
-    # TensorFlow reads this when it is first imported; its log lines are of no use here.
+    # Suppress TensorFlow's log lines; TensorFlow reads this variable when it is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from plan_runner.cli import run_app
 

@@ -1,4 +1,4 @@
-"""The command line: verifies an export, or runs rounds of it on a folder of clients."""
+"""Command line that verifies an export, or runs its rounds on a folder of clients."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from plan_runner.isolation import Listener
 from plan_runner.play import Request, play_isolated
 from plan_runner.terminal import escape_output, printable
 
-# Runs the request, reports to the listener, and returns the exit status.
+# Called with a request and a listener for reports; returns the exit status.
 Player = Callable[[Request, Listener], int]
 
 _WHOLE = functools.partial(flags.DEFINE_integer, lower_bound=1)
@@ -115,40 +115,40 @@ def main(
 def exit_status(
     argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, player: Player = play_isolated
 ) -> int:
-    """Calls `main`; an error prints one line, with status 2."""
+    """Calls `main`, and prints an error as one line with exit status 2."""
     return run_command(lambda: main(argv, values, player))
 
 
 def run_app() -> NoReturn:
-    """Runs as an absl app; exits with its status."""
+    """Runs `main` as an absl app, and exits with its status."""
     escape_output()
     before = set(flags.FLAGS)
     define_flags()
     for name in set(flags.FLAGS) - before:
-        # Otherwise --help shows the main module's flags only.
+        # Without this, --help would show only the main module's flags.
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
     app.run(lambda argv: sys.exit(exit_status(argv)), flags_parser=parse_flags)
     raise AssertionError("app.run does not return")
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags, and returns other arguments; exits after an error or a request for help."""
+    """Parses the flags, and returns other arguments; exits after an error or --help."""
     logging.use_absl_handler()
     try:
         rest: list[str] = flags.FLAGS(list(argv))
     except flags.Error as e:
-        # absl begins some messages with a prefix.
+        # absl adds this prefix to some messages.
         sys.exit(print_error(str(e).removeprefix("ERROR:: ")))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:
-        # TensorFlow's Python side warns of its own deprecations.
+        # Hide the warnings about deprecations within TensorFlow.
         logging.set_verbosity(logging.ERROR)
     return rest
 
 
 class _Printer(Listener):
-    """A listener that prints, and publishes results to a folder."""
+    """A listener that prints lines, and publishes results to a folder."""
 
     def __init__(self, output: Optional[Path] = None) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""Clients: files of serialised examples, and the client graph that works on them."""
+"""Clients' files of serialised examples, and the client graph that processes the examples."""
 
 import dataclasses
 import math
@@ -22,15 +22,15 @@ from plan_runner.tflite import TfLiteComparison
 _LISTS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {name: dtype for dtype, name in _LISTS.items()}
 _WHERE = "plan.pb: client"
-# Name of the placeholder of a client's examples, and a value for the token, which the changed graph
-# does not read.
+# Name of the placeholder for a client's examples, and a dummy value for the dataset token, which
+# the modified graph does not read.
 _EXAMPLES = "plan_runner_examples"
 _UNREAD_TOKEN = b"plan_runner"
 
 
 @dataclasses.dataclass(frozen=True)
 class Client:
-    """A client; its examples are read when it takes part.
+    """A client, whose examples are read from its file on demand.
 
     Attributes:
         path: TFRecord file of the examples.
@@ -54,7 +54,7 @@ class Client:
 def clients_in(
     folder: Path, features: Mapping[str, TensorType], limits: Limits = DEFAULT_LIMITS
 ) -> dict[str, Client]:
-    """Returns the clients with files in a folder, by name, in order."""
+    """Returns the clients with files in a folder, keyed by name in alphabetical order."""
     if not folder.is_dir():
         raise PlanError(f"{folder}: expected a folder with files NAME{SUFFIX}, found none")
     paths = {path.name[: -len(SUFFIX)]: path for path in folder.glob(f"*{SUFFIX}")}
@@ -69,13 +69,13 @@ def read_records(path: Path, max_records: int = DEFAULT_LIMITS.max_records) -> l
     try:
         return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
     except tf.errors.OpError as e:
-        # Drop the part on TensorFlow's nodes, which readers cannot use.
+        # Drop the names of TensorFlow's nodes, which do not help users.
         words = reason(ValueError(str(e.message).partition("}} ")[2] or str(e.message)))
         raise PlanError(f"{path}: expected a TFRecord file, cannot read it ({words})") from e
 
 
 def check_example(record: bytes, features: Mapping[str, TensorType], where: str) -> None:
-    """Checks that a record is an example with the features that a plan reads."""
+    """Checks that a record is a `tf.train.Example` with the features that a plan reads."""
     try:
         values = tf.train.Example.FromString(record).features.feature
     except message.DecodeError as e:
@@ -88,7 +88,7 @@ def check_example(record: bytes, features: Mapping[str, TensorType], where: str)
         if which != _LISTS[kind.dtype]:
             raise PlanError(f"{expected}, found {_DTYPES.get(which, 'an empty feature')}")
         count = len(getattr(values[name], which).value)
-        # With an unknown dimension, any multiple of the known dimensions' product fits.
+        # With an unknown dimension, any multiple of the known dimensions' product is valid.
         size = math.prod(size for size in kind.shape if size is not None)
         fits = count % size == 0 if None in kind.shape and size else count == size
         if not fits:
@@ -96,14 +96,14 @@ def check_example(record: bytes, features: Mapping[str, TensorType], where: str)
 
 
 class ClientGraph:
-    """The client graph of a plan, which runs one client after the other.
+    """The client graph of a plan, which runs one client at a time.
 
     Attributes:
-        outputs: The tensors that a client returns directly, by name.
-        comparison: A second runner of every client, whose results are compared; None by default.
+        outputs: The tensors that a client returns directly, keyed by name.
+        comparison: Runs each client again on TFLite, and compares the results; None by default.
 
     Args:
-        writes_update: Whether a client writes a checkpoint; otherwise it returns tensors only.
+        writes_update: Whether a client writes a checkpoint, instead of returning tensors directly.
     """
 
     def __init__(self, plan: plan_pb2.Plan, writes_update: bool) -> None:
@@ -144,7 +144,7 @@ class ClientGraph:
         self.comparison: Optional[TfLiteComparison] = None
         self._token = tensor_name(spec.dataset_token_tensor_name)
         selector = feed_examples(graph_def, f"{_WHERE}: graph")
-        # Device services read the message, not the graph.
+        # Device services read this message instead of the graph.
         if spec.HasField("example_selector") and spec.example_selector != selector:
             raise PlanError(
                 f"{_WHERE}: tensorflow_spec: example_selector: expected "
@@ -158,12 +158,12 @@ class ClientGraph:
     def run(
         self, name: str, examples: Sequence[bytes], checkpoint: File, update: Optional[File] = None
     ) -> dict[str, np.ndarray]:
-        """Runs one client; returns the tensors that it sends directly, by name.
+        """Runs one client; returns the tensors that the client returns directly, keyed by name.
 
         Args:
-            name: The client's name, for messages.
+            name: The client's name, for error messages.
             checkpoint: The server's checkpoint for clients.
-            update: Path of the client's checkpoint, if it writes one.
+            update: Path to which the client writes its checkpoint; None if it writes none.
         """
         feeds: dict[str, Any] = {
             _EXAMPLES: np.array(list(examples), dtype=object),
@@ -186,10 +186,10 @@ class ClientGraph:
 
 
 def feed_examples(graph: tf.compat.v1.GraphDef, where: str) -> plan_pb2.ExampleSelector:
-    """Replaces the node that needs a device's kernel by a dataset over fed examples.
+    """Replaces the ExternalDataset node, which only devices can run, by a dataset of fed examples.
 
     Returns:
-        The selector of the replaced node, which selects an app's examples.
+        The replaced node's example selector, which names a collection of an app's examples.
     """
     nodes = {node.name: node for node in graph.node}
     if _EXAMPLES in nodes:

@@ -1,7 +1,7 @@
-"""SQLite files of clients, as TFF writes them (`tff.simulation.datasets`), read by one node.
+"""Reads one client's examples from an SQLite file of TFF (`tff.simulation.datasets`).
 
-The table `examples` has a serialised `tf.train.Example` in each row, and `client_metadata` the
-number of examples of each client.
+The table `examples` has a serialised `tf.train.Example` in each row. The table `client_metadata`
+has the number of examples of each client.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from typing import Any
 
 from plan_runner.errors import PlanError, counted
 
-# Features with an example's domain and label.
+# Names of the features with an example's domain and label.
 DOMAIN, LABEL = "domain", "label"
-# The split to train on.
+# Name of the training split.
 TRAIN = "train"
-# Version of the stores that `import_data` writes, from their table `tff_agnostic`.
+# Format version of the stores that `import_data` writes, which is in their table `tff_agnostic`.
 _FORMAT_VERSION = 1
-# Seconds to wait for a process that writes to the file.
+# Seconds to wait for another process that is writing to the file.
 _PATIENCE = 5.0
 
 
@@ -35,7 +35,7 @@ class ClientStore:
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
             with self._errors():
-                # SQLite's advice on untrusted files.
+                # SQLite's documentation recommends these settings for untrusted files.
                 self._connection.executescript(
                     "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON; BEGIN"
                 )
@@ -43,7 +43,7 @@ class ClientStore:
             stack.pop_all()
 
     def _check_schema(self) -> None:
-        # Views, triggers and virtual tables execute code of the file.
+        # Views, triggers and virtual tables could execute code from the file.
         others = self._query(
             "SELECT type, name FROM sqlite_master "
             "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"
@@ -63,7 +63,7 @@ class ClientStore:
                 )
 
     def client_counts(self, split: str) -> dict[str, int]:
-        """Returns the number of examples of each client of a split."""
+        """Returns each client's number of examples in a split."""
         sql = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
         pairs = self._query(sql, split)
         for pair in pairs:
@@ -90,7 +90,11 @@ class ClientStore:
         return counts
 
     def examples(self, split: str, client: str, counts: Mapping[str, int]) -> list[bytes]:
-        """Returns the serialised examples of one client, as many as in its `client_counts`."""
+        """Returns one client's serialised examples, and checks their number.
+
+        Args:
+            counts: Result of `client_counts` for the split.
+        """
         where = f"{self.path}: client {client}"
         if not counts.get(client):
             names = " or ".join(difflib.get_close_matches(client, counts))

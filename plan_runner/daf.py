@@ -1,4 +1,4 @@
-"""Plans whose server computes the sums, between two graphs (`server_phase_v2`)."""
+"""Plans without secure aggregation, whose server sums clients' updates (`server_phase_v2`)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,12 +34,12 @@ from plan_runner.ram_files import File
 _WHERE = "plan.pb: server_phase_v2"
 _URI = "federated_sum"
 _KEPT = "intermediate.ckpt"
-# NumPy's kinds of numbers; V is bfloat16's.
+# NumPy's dtype kinds of numbers; V is the kind of bfloat16.
 _SUMMABLE = "iufV"
 
 
 class DafProfile(Profile):
-    """A plan with plain sums."""
+    """A plan without secure aggregation."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         check_parts(
@@ -109,7 +109,7 @@ class DafProfile(Profile):
     ) -> Sent:
         """See `Profile`."""
         update = scratch / "update.ckpt"
-        # The previous client's file.
+        # Remove the previous client's file.
         update.unlink(missing_ok=True)
         self.client.run(name, examples, checkpoint, update)
         return read_update(update, name)
@@ -131,7 +131,7 @@ class DafProfile(Profile):
 
 
 def read_update(checkpoint: File, client: str) -> Sent:
-    """Reads a client's update from the file that its graph wrote."""
+    """Reads a client's update from the checkpoint that the client graph wrote."""
     tensors = read_checkpoint(checkpoint, f"update of client {client}")
     return Sent(tensors, checkpoint.stat().st_size, checkpoint)
 
@@ -146,7 +146,7 @@ def _paths(router: Any, where: str) -> list[str]:
 
 
 class _ServerGraph:
-    """A graph that reads files and writes files in one run."""
+    """A server graph that reads and writes checkpoint files in one run."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class _ServerGraph:
         self.session.require([*inputs, *self._targets, *self._outputs])
 
     def run(self, reads: Mapping[str, File], writes: Mapping[str, File]) -> dict[str, np.ndarray]:
-        """Returns the outputs by name, without the output index."""
+        """Runs the graph; returns the outputs, keyed by tensor name without ":0"."""
         feeds = {name: str(path) for name, path in {**reads, **writes}.items()}
         values = self.session.run([*self._outputs, *self._targets], feeds)
         for name, path in writes.items():
@@ -188,14 +188,14 @@ class _ServerGraph:
 
 @dataclasses.dataclass(frozen=True)
 class PlainSum:
-    """One sum: its tensor in a client's checkpoint, and in the server's."""
+    """A sum over clients: the tensor in clients' checkpoints, and in the aggregate checkpoint."""
 
     source: NamedTensor
     result: NamedTensor
 
 
 def read_sum(config: Any, where: str) -> PlainSum:
-    """Reads a ServerAggregationConfig."""
+    """Converts a ServerAggregationConfig message."""
     if config.intrinsic_uri != _URI:
         raise PlanError(f"{where}: intrinsic_uri: expected {_URI}, found {config.intrinsic_uri!r}")
     check_parts(config, where, ("intrinsic_uri", "intrinsic_args", "output_tensors"))
@@ -226,17 +226,17 @@ class PlainSums(Sums):
         for name, value in sent.tensors.items():
             if value.dtype.kind not in _SUMMABLE:
                 raise PlanError(f"{where}: {name}: expected numbers, found {value.dtype.name}")
-            # Start from zero, as a server does: the sum of one -0.0 is 0.0.
+            # Start from zero, as a server does, because -0.0 + 0.0 is 0.0.
             total = self._totals.setdefault(name, np.zeros(value.shape, value.dtype))
             if total.shape != value.shape:
                 expected = f"expected the shape {total.shape} of the clients before"
                 raise PlanError(f"{where}: {name}: {expected}, found {value.shape}")
-            # The graphs handle numbers that are not finite.
+            # Do not warn about infinities and NaNs, as the plan's graphs handle them.
             with np.errstate(all="ignore"):
                 np.add(total, value, out=total)
 
     def results(self) -> dict[str, np.ndarray]:
-        """Returns the sums by the names in the server's graph; zeros without clients."""
+        """Returns the sums, keyed by tensor name in the server's graph; zeros without clients."""
         return {
             s.result.name: self._totals.get(s.source.name, _zeros(s.result.kind))
             for s in self._sums

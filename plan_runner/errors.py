@@ -1,4 +1,4 @@
-"""The one exception of this package, and words of its messages."""
+"""The exception of this package, and helpers for its messages."""
 
 _LONGEST_REASON = 300
 
@@ -6,12 +6,12 @@ _LONGEST_REASON = 300
 class PlanError(ValueError):
     """An export, a client's data or a flag is invalid, or a graph failed on it.
 
-    The message is one line: what was expected, what was found, and where.
+    The one-line message names the place, the expected value and the found value.
     """
 
 
 def reason(error: BaseException) -> str:
-    """Returns the message of an exception, as a part of one line."""
+    """Returns an exception's message without line breaks, shortened to 300 characters."""
     text = " ".join(str(error).split())
     if len(text) > _LONGEST_REASON:
         text = text[:_LONGEST_REASON] + "..."
@@ -19,5 +19,5 @@ def reason(error: BaseException) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Returns a number with its noun, as "1 round" and "2 rounds"."""
+    """Returns a number with its noun in singular or plural, such as "1 round" or "2 rounds"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

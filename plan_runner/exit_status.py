@@ -1,4 +1,4 @@
-"""Exit status of a command: errors in one line, and signals that end it."""
+"""Runs a command, and converts errors and signals to one-line messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from plan_runner.errors import PlanError
 from plan_runner.terminal import printable
 
 ERROR_STATUS = 2
-# Shells add this to a signal's number.
+# Shells report 128 + N as the exit status of a process that signal N ended.
 _SIGNAL_STATUS = 128
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Errors of writing to a full disk, which have no file name.
+# Error numbers of writes to a full disk, whose exceptions have no file name.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Terminated(BaseException):
-    """A signal has asked this process to exit, after running code has cleaned up."""
+    """Raised when a signal asks this process to exit, so that running code can clean up."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -32,14 +32,14 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raises Terminated when a signal asks this process to exit."""
+    """Raises Terminated within a with block when a signal asks this process to exit."""
 
     def end(number: int, frame: Optional[FrameType]) -> NoReturn:
         del frame
         raise Terminated(number)
 
     previous = {number: signal.getsignal(number) for number in _ENDING}
-    # Programs started by nohup ignore a hang-up.
+    # Keep ignored signals ignored, such as SIGHUP under nohup.
     caught = [n for n, handler in previous.items() if handler not in (signal.SIG_IGN, None)]
     for number in caught:
         signal.signal(number, end)
@@ -53,10 +53,11 @@ def ended_by_signals() -> Iterator[None]:
 def run_command(
     run: Callable[[], Optional[int]], errors: tuple[type[Exception], ...] = (PlanError,)
 ) -> int:
-    """Runs a command; returns its status, 0 for None.
+    """Runs a command, and returns the exit status.
 
     Args:
-        errors: Exceptions that print one line, with status 2.
+        run: Returns the exit status; None counts as 0.
+        errors: Exceptions to print as one line, with exit status 2.
     """
     try:
         with ended_by_signals():
@@ -64,7 +65,7 @@ def run_command(
     except errors as e:
         return print_error(str(e))
     except BrokenPipeError:
-        # The reader closed the output, which Python flushes again at its end.
+        # The reader has closed the pipe, so redirect the output that Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _SIGNAL_STATUS + signal.SIGPIPE
     except OSError as e:
@@ -79,6 +80,6 @@ def run_command(
 
 
 def print_error(message: str) -> int:
-    """Prints an error in one line; returns its status."""
+    """Prints an error as one line, and returns the exit status 2."""
     print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return ERROR_STATUS

@@ -1,7 +1,7 @@
-"""The folder of an export, read as untrusted: files, archives, TFRecord frames, limits, manifest.
+"""Reads an export's folder, which is untrusted: manifest, files, archives, TFRecord frames.
 
-TensorFlow allocates the length that a TFRecord frame claims, and aborts the process if memory does
-not suffice. So frames are checked here first.
+TensorFlow allocates the length that a TFRecord frame states, and aborts the process if there is not
+enough memory. So `check_frames` must check a file first.
 """
 
 import contextlib
@@ -25,28 +25,30 @@ import numpy as np
 from plan_runner.errors import PlanError, reason
 from plan_runner.isolation import Bounds
 
-# Largest difference between builds of TensorFlow, and processors, relative to a tensor's maximum.
+# Maximum rounding difference between TensorFlow builds or processors, relative to the largest
+# absolute value of a tensor.
 ROUNDING = 1e-4
 PLAN = "plan.pb"
 CLIENT_ONLY_PLAN = "client_only_plan.pb"
 SERVER_STATE = "server_state.ckpt"
 CLIENTS = "conformance/clients"
-# Suffix of a client's file of examples.
+# Suffix of the names of clients' example files.
 SUFFIX = ".tfrecord"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
 _ARRAY = ".npy"
-# Readers of an array's header by its version: the versions that `np.savez` writes for numbers and
+# Header readers, keyed by format version: only the versions that `np.savez` writes for numbers and
 # strings.
 _HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# A record's frame has its length, the length's checksum, the record, and the record's checksum.
+# A TFRecord frame consists of the record's length, the length's checksum, the record, and the
+# record's checksum.
 _LENGTH = struct.Struct("<Q")
 _HEADER_BYTES = _LENGTH.size + 4
 _CHECKSUM_BYTES = 4
-# Largest limit of memory that a kernel accepts.
+# Larger memory limits could exceed what the operating system's kernel accepts.
 _MAX_MEMORY_GB = 1e6
 _MAX_MANIFEST_BYTES = 16_000_000
 NAME = "manifest.json"
@@ -60,13 +62,13 @@ _CLIENT_NAME = re.compile(r"[^/\\\x00]+")
 _T = TypeVar("_T")
 STATE = "server_state.ckpt"
 METRICS = "metrics.jsonl"
-# The state of a plan with noise holds its key.
+# The state of a plan with noise contains the noise's key.
 _OWNER_ONLY = 0o600
 
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """The expected content of a file of the export."""
+    """Expected SHA-256 and size in bytes of an export's file."""
 
     sha256: str
     size: int
@@ -74,13 +76,13 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TensorType:
-    """A tensor's dtype, by TensorFlow's name, and its shape; None is any size."""
+    """A tensor's dtype, as TensorFlow's name, and shape, in which None stands for any size."""
 
     dtype: str
     shape: tuple[Optional[int], ...]
 
     def admits(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Whether a value of that dtype and shape has this type."""
+        """Whether a value with this dtype and shape is of this type."""
         return (
             dtype == self.dtype
             and len(shape) == len(self.shape)
@@ -94,12 +96,12 @@ class TensorType:
 
 @dataclasses.dataclass(frozen=True)
 class Conformance:
-    """Rounds with known results.
+    """Conformance rounds, whose expected results are in the export.
 
     Attributes:
-        clients: Names of the clients, in order.
-        expected: Names of the files of tensors, one per round.
-        state: Name of the initial state; None for the export's.
+        clients: Names of the clients, in the order of summation.
+        expected: Names of the files with the expected tensors, one per round.
+        state: File name of the initial state; None for the export's state.
     """
 
     clients: tuple[str, ...]
@@ -109,7 +111,7 @@ class Conformance:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The parts of a manifest that running needs."""
+    """The entries of a manifest that running a plan needs."""
 
     kind: str
     profile: str
@@ -126,7 +128,7 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of one run of the runner; flags of the same names describe them."""
+    """Limits for running an export; the flags with the same names document them."""
 
     max_memory_gb: float = 2.0
     max_round_seconds: float = 600.0
@@ -135,13 +137,13 @@ class Limits:
 
     @property
     def bounds(self) -> Bounds:
-        """Limits of the process."""
+        """Memory and time limits of the sandboxed process."""
         return Bounds(self.max_memory_gb, self.max_round_seconds)
 
     def check(self) -> None:
         """Checks that each limit is above 0."""
         for name, value in dataclasses.asdict(self).items():
-            # Also false for NaN.
+            # This form of the comparison also rejects NaN.
             if not value > 0:
                 raise PlanError(f"--{name}: expected a number above 0, found {value}")
         if self.max_memory_gb > _MAX_MEMORY_GB:
@@ -155,7 +157,7 @@ DEFAULT_LIMITS = Limits()
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """An export; the hashes of all its files were checked when it was opened."""
+    """An opened export, whose files' hashes `open_export` has checked."""
 
     folder: Path
     manifest: Manifest
@@ -168,7 +170,7 @@ class Export:
         return self.folder / name
 
     def read(self, name: str) -> bytes:
-        """Returns a file's content, after a check that it has not changed."""
+        """Returns a file's content, and checks its hash again."""
         content = self.path(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name].sha256:
             raise PlanError(f"{self.folder / name}: expected the manifest's sha256, it has changed")
@@ -176,13 +178,13 @@ class Export:
 
 
 def read_manifest(folder: Path, pinned: Optional[str] = None) -> bytes:
-    """Returns the content of an export's manifest, after a check of its hash; see `open_export`."""
+    """Returns the content of an export's manifest, and checks its hash if `pinned` is not None."""
     path = folder / NAME
     try:
         if not folder.is_dir():
             raise PlanError(f"{folder}: expected the folder of an export, found none")
         _check_inside(folder, NAME)
-        # Reading a pipe would block until something is written to it.
+        # Only read regular files: reading a pipe would block until another process writes to it.
         if not path.is_file():
             raise PlanError(f"{folder}: expected the file {NAME}, found none")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
@@ -205,8 +207,8 @@ def open_export(
     """Opens an export, and checks every file's hash before anything in it is parsed.
 
     Args:
-        limits: Limits of reading the export and running its graphs.
-        pinned: Expected SHA-256 of the manifest, as hexadecimal digits.
+        limits: Limits for reading the export and running its graphs.
+        pinned: Expected SHA-256 of the manifest, as hexadecimal digits; None for any manifest.
         may_lack: Names of the manifest's files that may be absent.
     """
     manifest = parse_manifest(read_manifest(folder, pinned))
@@ -228,14 +230,14 @@ def open_export(
 
 
 def conformance_client(name: str) -> str:
-    """Returns the name, within an export, of the file of a conformance client."""
+    """Returns the file name of a conformance client's examples, relative to the export."""
     return f"{CLIENTS}/{name}{SUFFIX}"
 
 
 def _check_inside(folder: Path, name: str) -> None:
     parts = PurePosixPath(name).parts
     is_plain = bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
-    # The second condition refuses two names of one file.
+    # The second condition rejects different names of the same file, such as "a//b".
     if not is_plain or str(PurePosixPath(name)) != name:
         raise PlanError(f"{folder}: expected paths within the export, found {name!r}")
     root = folder.resolve()
@@ -281,13 +283,13 @@ def read_arrays(
     Args:
         path: The file, or its content.
         max_unpacked_mb: Maximum size when unpacked, in 10^6 bytes.
-        where: Name of the file, for messages; None for its path.
+        where: Name of the file, for error messages; the path by default.
     """
     where = f"{path}" if where is None else where
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            # zipfile unpacks no more than the archive claims.
+            # zipfile never unpacks more bytes than the archive states.
             size = sum(member.file_size for member in members)
             if size > max_unpacked_mb * 1e6:
                 raise PlanError(
@@ -310,7 +312,7 @@ def _array(content: bytes) -> np.ndarray:
     shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
     if dtype.hasobject:
         raise ValueError("it holds Python's objects")
-    # NumPy would first allocate the size that the header claims.
+    # Check before NumPy allocates the size that the header states.
     size, actual = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
     if min(shape, default=0) < 0 or size != actual:
         raise ValueError(f"an array of {size} bytes in {actual} bytes")
@@ -319,7 +321,7 @@ def _array(content: bytes) -> np.ndarray:
 
 
 def check_frames(path: Path, max_records: int) -> None:
-    """Checks that the frames of records fill a file; TensorFlow compares their checksums."""
+    """Checks that TFRecord frames fill a file exactly; TensorFlow later checks their checksums."""
     expected = f"{path}: expected a TFRecord file"
     if not path.is_file():
         raise PlanError(f"{expected}, cannot read it (no such file)")
@@ -351,7 +353,7 @@ def check_count(count: int, max_records: int, where: str) -> None:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Reads a manifest."""
+    """Parses and checks the content of a manifest."""
     try:
         value = json.loads(content.decode())
     except (ValueError, RecursionError) as e:
@@ -447,7 +449,7 @@ def _part(parent: Mapping[str, Any], key: str, kind: type[_T], where: str) -> _T
 
 
 def _checked(value: Any, kind: type[_T], where: str) -> _T:
-    # Compare the exact type: True is an int, too.
+    # Compare the exact type, because True is also an int.
     if type(value) is not kind:
         raise PlanError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
     return value
@@ -455,7 +457,7 @@ def _checked(value: Any, kind: type[_T], where: str) -> _T:
 
 @contextlib.contextmanager
 def results_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder for a run's results, and removes it if the first round fails."""
+    """Creates the folder for a run's results, and removes it if the first round fails."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -467,7 +469,7 @@ def results_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # The innermost folder is first, and only empty folders can be removed.
+        # Remove the innermost folder first. `rmdir` removes only empty folders.
         with contextlib.suppress(OSError):
             for path in made:
                 path.rmdir()
@@ -475,7 +477,7 @@ def results_folder(folder: Path) -> Iterator[None]:
 
 
 def publish(results: Path, folder: Path) -> None:
-    """Copies the files of `rounds.write_results` so that a reader finds whole files or none."""
+    """Copies the files of `rounds.write_results`, each atomically."""
     names = (METRICS, STATE)
     try:
         with tempfile.TemporaryDirectory(prefix=".plan_runner_", dir=folder) as partial:
@@ -483,7 +485,7 @@ def publish(results: Path, folder: Path) -> None:
                 shutil.copyfile(results / name, Path(partial) / name)
                 with open(Path(partial) / name, "rb") as file:
                     os.fsync(file.fileno())
-            # Only the owner sees the folder of the copies.
+            # Until here, only the owner can access the temporary folder.
             (Path(partial) / STATE).chmod(_OWNER_ONLY)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)

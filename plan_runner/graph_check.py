@@ -1,7 +1,7 @@
 """Checks of a plan's graphs, which are untrusted code.
 
-The lists name the operations that may run, so operations of later TensorFlow versions are refused.
-TensorFlow's messages in a plan are read here, too.
+The lists below name the operations that may run, so operations of later TensorFlow versions are
+rejected. This module also parses TensorFlow's messages in a plan.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from plan_runner.errors import PlanError
 from plan_runner.export import TensorType
 from plan_runner.plan_messages import parse_foreign
 
-# Maximum unpacked bytes of all constants of a graph; larger ones belong in a checkpoint.
+# Maximum total size of a graph's unpacked constants, in bytes.
 _MAX_BYTES = 1 << 30
 
 
@@ -28,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Stateful operations, keyed by the reason why they are harmless: their state is the session's.
+# Allowed stateful operations, keyed by the reason. All of them keep their state in the session.
 STATEFUL = {
     reason: _names(names)
     for reason, names in {
@@ -79,10 +79,10 @@ STATEFUL = {
         """,
     }.items()
 }
-# Families that apply gradients to variables, or scatter into them.
+# Prefixes of allowed stateful operations, which apply gradients to variables or scatter into them.
 STATEFUL_PREFIXES = ("ResourceApply", "ResourceScatter", "ResourceSparseApply")
-# Stateless operations with strings as inputs or attributes that may run. Only a string can name a
-# file or a host, so all operations without strings may run.
+# Allowed stateless operations with string inputs, and allowed string attributes. Only a string can
+# name a file or a host, so all stateless operations without strings are allowed.
 STRING_INPUTS = _names(
     """
     DecodeAndCropJpeg DecodeBase64 DecodeBmp DecodeCSV DecodeGif DecodeImage DecodeJpeg
@@ -106,13 +106,13 @@ STRING_ATTRIBUTES = _names(
     sparse_keys src_format stack_name template tensor_array_name unit var_name
     """
 )
-# Attributes after TensorFlow 2.14 that choose among a few values, and these values.
+# String attributes of TensorFlow versions after 2.14, with their allowed values.
 STRING_VALUES = {"bad_indices_policy": frozenset((b"", b"DEFAULT", b"ERROR", b"IGNORE"))}
-# Operations with a path as the first input, which must be a placeholder that the plan names.
+# Operations whose first input is a path. The path must be a placeholder that the plan names.
 READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))
 WRITES_FILE = frozenset(("Save", "SaveSlices"))
 PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
-# The platform's own operation, which yields a client's examples.
+# The platform's operation that yields a client's examples.
 EXTERNAL_DATASET = "ExternalDataset"
 _NEVER_CONSTANT = (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT)
 
@@ -124,13 +124,13 @@ def is_stateful_allowed(op: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Permissions:
-    """The operations that a graph may have in addition to computing.
+    """The inputs and outputs that a graph may have.
 
     Attributes:
         reads: Names of the tensors with paths of files to read.
         writes: Names of the tensors with paths of files to write.
-        fed: Names of the other fed tensors: sums, the token of examples.
-        examples: Whether the graph reads a client's examples, by one ExternalDataset.
+        fed: Names of the other fed tensors, such as sums and the dataset token.
+        examples: Whether the graph reads a client's examples by one ExternalDataset operation.
     """
 
     reads: frozenset[str] = frozenset()
@@ -140,7 +140,7 @@ class Permissions:
 
     @classmethod
     def for_client(cls, phase: plan_pb2.ClientPhase) -> "Permissions":
-        """Returns the permissions of a client's graphs, TensorFlow's and TFLite's."""
+        """Returns the permissions of a client graph for TensorFlow or TFLite."""
         spec, router = phase.tensorflow_spec, phase.federated_compute
         written = router.output_filepath_tensor_name
         return cls(
@@ -152,7 +152,7 @@ class Permissions:
 
 
 def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: str) -> None:
-    """Checks the operations of a graph and of the functions in it."""
+    """Checks the operations of a graph and of its functions."""
     check_bounds(graph, where)
     functions = {function.signature.name for function in graph.library.function}
     for name in sorted(functions):
@@ -183,12 +183,12 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
 
 
 def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -> None:
-    """Checks that fed tensors are placeholders, and that each path is fed as a path only."""
+    """Checks that fed tensors are placeholders, and that no path is also in `permissions.fed`."""
     paths = permissions.reads | permissions.writes
     for name in sorted(paths | permissions.fed):
-        # Compare exact names: TensorFlow reads "x:00" as "x:0".
+        # Compare exact names, because TensorFlow treats "x:00" as "x:0".
         node, _, output = name.rpartition(":")
-        # The session refuses to feed a tensor that the graph lacks.
+        # If the graph lacks the tensor, the session raises an error.
         if node in nodes and (output != "0" or nodes[node].op not in PLACEHOLDERS):
             raise PlanError(f"{where}: expected a placeholder for {name!r}, which is fed")
         if name in paths and name in permissions.fed:
@@ -198,7 +198,7 @@ def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -
 
 
 def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
-    """Checks that a file operation's path is a fed placeholder, without ops in between."""
+    """Checks that the path of a file operation is directly an allowed placeholder."""
     path = next((name for name in node.input if not name.startswith("^")), "")
     if tensor_name(path) not in allowed:
         raise PlanError(
@@ -208,7 +208,7 @@ def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
 
 def _check_node(node: Any, functions: Iterable[str], where: str) -> None:
     place = f"{where}: {node.name}"
-    # Check all attributes, whatever the operation's definition contains.
+    # Check all attributes, even those that the operation's definition lacks.
     for value in node.attr.values():
         called = [value.func, *value.list.func]
         _check_functions([function.name for function in called], functions, place)
@@ -240,40 +240,40 @@ def _problems(node: Any, definition: Any) -> Iterator[str]:
                 yield f"its attribute {attribute.name} has an unknown value"
         elif attribute.name not in STRING_ATTRIBUTES:
             yield f"its attribute {attribute.name} may name a file or code"
-    # TensorFlow would decode objects from such constants.
+    # TensorFlow would decode objects from constants of these types.
     if node.op == "Const" and _dtype(node) in _NEVER_CONSTANT:
         yield "it is not a constant of numbers or strings"
 
 
 def _dtype(node: Any) -> int:
-    # Access to a missing key of a map would add it.
+    # Reading a missing key of a protobuf map would add the key.
     return int(node.attr["dtype"].type) if "dtype" in node.attr else types_pb2.DT_INVALID
 
 
 def _check_functions(called: Iterable[str], functions: Iterable[str], where: str) -> None:
     for name in called:
-        # Branches of some operations may be absent.
+        # An empty name is an absent branch, which some operations allow.
         if name and name not in functions:
             raise PlanError(f"{where}: expected a function of the graph's own, found {name!r}")
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedTensor:
-    """The name of a tensor, in a graph or in a checkpoint, and its type."""
+    """Name and type of a tensor in a graph or in a checkpoint."""
 
     name: str
     kind: TensorType
 
 
 def parse_graph(packed: any_pb2.Any, where: str) -> tf.compat.v1.GraphDef:
-    """Returns the graph in an `Any` message."""
+    """Parses the graph in an `Any` message."""
     if packed.type_url.rpartition("/")[2] != "tensorflow.GraphDef":
         raise PlanError(f"{where}: expected tensorflow.GraphDef, found {packed.type_url!r}")
     return parse_foreign(tf.compat.v1.GraphDef, packed.value, where)
 
 
 def tensor_spec(content: bytes, where: str) -> NamedTensor:
-    """Reads a TensorSpecProto."""
+    """Parses a serialised TensorSpecProto."""
     spec = parse_foreign(struct_pb2.TensorSpecProto, content, where)
     if not spec.name or spec.shape.unknown_rank or not spec.dtype:
         raise PlanError(f"{where}: expected a tensor's name, dtype and shape, found a part of it")
@@ -282,7 +282,7 @@ def tensor_spec(content: bytes, where: str) -> NamedTensor:
 
 
 def tensor_specs(contents: Sequence[bytes], where: str) -> dict[str, NamedTensor]:
-    """Reads TensorSpecProtos; returns them by name, in their order."""
+    """Parses serialised TensorSpecProtos, and returns them in the same order, keyed by name."""
     specs: dict[str, NamedTensor] = {}
     for content in contents:
         spec = tensor_spec(content, where)
@@ -293,7 +293,7 @@ def tensor_specs(contents: Sequence[bytes], where: str) -> dict[str, NamedTensor
 
 
 def saver_def(content: bytes, where: str) -> saver_pb2.SaverDef:
-    """Reads the SaverDef of a checkpoint that is one file."""
+    """Parses a SaverDef, which must save a checkpoint as one file."""
     saver = parse_foreign(saver_pb2.SaverDef, content, where)
     if saver.version not in (saver_pb2.SaverDef.LEGACY, saver_pb2.SaverDef.V1) or saver.sharded:
         raise PlanError(
@@ -305,7 +305,7 @@ def saver_def(content: bytes, where: str) -> saver_pb2.SaverDef:
 
 
 def dtype_name(number: int, where: str) -> str:
-    """Returns TensorFlow's name of a DataType."""
+    """Returns TensorFlow's name of a DataType number."""
     try:
         return str(tf.as_dtype(number).name)
     except TypeError as e:
@@ -313,12 +313,12 @@ def dtype_name(number: int, where: str) -> str:
 
 
 def tensor_name(name: str) -> str:
-    """Returns the full name of a tensor; an operation's name means its first output."""
+    """Returns a tensor's full name, which is "NAME:0" if only an operation is named."""
     return name if not name or ":" in name else f"{name}:0"
 
 
 def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
-    """Checks the constants of a graph, and that none of its functions calls itself."""
+    """Checks the size of a graph's constants, and that no function is recursive."""
     total = 0
     for place, node in _nodes(graph):
         for tensor in _tensors(node):
@@ -337,12 +337,12 @@ def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Returns the bytes of a TensorProto's value when unpacked."""
+    """Returns the size of a TensorProto's unpacked value in bytes."""
     sizes = [max(0, dimension.size) for dimension in tensor.tensor_shape.dim]
     try:
         width = tf.as_dtype(tensor.dtype).size or 1
     except TypeError:
-        # The constructor of the value reports an unknown type.
+        # TensorFlow reports the unknown type when it creates the value.
         width = 1
     return math.prod(sizes) * width
 
@@ -363,7 +363,7 @@ def _tensors(node: Any) -> Iterator[Any]:
 
 
 def _called(nodes: Iterable[Any]) -> set[str]:
-    """Returns the names of the functions that nodes call, and of their ops."""
+    """Returns the names of all functions and operations that the nodes call."""
     names = {node.op for node in nodes}
     for node in nodes:
         for value in node.attr.values():
@@ -372,10 +372,10 @@ def _called(nodes: Iterable[Any]) -> set[str]:
 
 
 def _circle(called: Mapping[str, set[str]]) -> str:
-    """Returns a function that calls itself, directly or not; "" without one."""
+    """Returns the name of a directly or indirectly recursive function; "" if there is none."""
     done: set[str] = set()
     for start in called:
-        # A chain of functions may be longer than Python's stack.
+        # Use a loop, because a chain of functions may be longer than Python's call stack.
         path: list[tuple[str, Iterator[str]]] = [("", iter([start]))]
         open_names: set[str] = set()
         while path:

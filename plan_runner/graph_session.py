@@ -1,4 +1,4 @@
-"""A graph of a plan and a session that runs it, with its checkpoints."""
+"""TensorFlow sessions that run a plan's graphs, and the checkpoints that the graphs exchange."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from plan_runner.graph_check import saver_def, tensor_name
 from plan_runner.plan_messages import check_parts
 from plan_runner.ram_files import File
 
-# Lines before the line with TensorFlow's error.
+# Ends of the heading lines that precede TensorFlow's error line.
 _HEADINGS = ("Graph execution error:", "root error(s) found.")
 OPS_AROUND = ("before_restore_op", "after_restore_op", "before_save_op", "after_save_op")
 
 
 def load_graph(graph_def: tf.compat.v1.GraphDef, where: str) -> tf.Graph:
-    """Returns the graph of a checked definition."""
+    """Imports a graph definition, which must have been checked."""
     graph = tf.Graph()
     try:
         with graph.as_default():
@@ -30,11 +30,11 @@ def load_graph(graph_def: tf.compat.v1.GraphDef, where: str) -> tf.Graph:
 
 
 class GraphSession:
-    """A session of a graph.
+    """A TensorFlow session of a graph.
 
     Args:
-        where: Name of the graph, for messages.
-        always: Default values of tensors that every run feeds.
+        where: Name of the graph, for error messages.
+        always: Values to feed in every run, keyed by tensor name.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GraphSession:
         self.require(self._always)
 
     def require(self, names: Iterable[str]) -> None:
-        """Checks that the graph has the tensors and operations of these names."""
+        """Checks that the graph has tensors or operations with these names."""
         for name in names:
             try:
                 self._session.graph.as_graph_element(name)
@@ -56,11 +56,12 @@ class GraphSession:
     def run(
         self, names: Sequence[str], feeds: Mapping[str, Any], doing: str = ""
     ) -> list[np.ndarray]:
-        """Runs the session once; returns the values of the tensors among `names`.
+        """Runs the session once, and returns the values of the tensors in `names`.
 
         Args:
-            feeds: Values by the names of tensors.
-            doing: Name of the work, for messages.
+            names: Names of tensors and operations.
+            feeds: Values to feed, keyed by tensor name.
+            doing: Description of the run, for error messages.
         """
         place = f"{self._where}: {doing}" if doing else self._where
         fed = {**self._always, **{tensor_name(name): value for name, value in feeds.items()}}
@@ -79,7 +80,7 @@ class GraphSession:
 
 
 def _error_line(message: str) -> str:
-    """Returns an operation's error without the place in the exporter's code."""
+    """Returns the line with the operation's error from a message with the exporter's traceback."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for i, line in enumerate(lines):
         if line.startswith("Node: "):
@@ -89,15 +90,15 @@ def _error_line(message: str) -> str:
 
 
 class CheckpointOp:
-    """Saves or restores variables of a session.
+    """Saves or restores a session's variables, as a plan's `CheckpointOp` message specifies.
 
     Attributes:
-        path: Name of the tensor with the file's path.
-        names: Names of the tensors and operations.
+        path: Name of the tensor with the checkpoint's path.
+        names: Names of the tensors and operations that the message names.
 
     Args:
-        message: The plan's `CheckpointOp`.
-        where: Name of the message, for errors.
+        message: The `CheckpointOp` message.
+        where: Name of the message, for error messages.
     """
 
     def __init__(self, message: Any, where: str) -> None:
@@ -112,7 +113,7 @@ class CheckpointOp:
         self.names = [name for name in (self._save, self._restore, self.path, *around) if name]
 
     def save(self, session: GraphSession, path: File) -> None:
-        """Writes a checkpoint."""
+        """Saves the session's variables to a checkpoint."""
         self._run(session, self._message.before_save_op)
         self._run(session, self._save, path)
         self._run(session, self._message.after_save_op)
@@ -120,7 +121,7 @@ class CheckpointOp:
             raise PlanError(f"{self._where}: expected a checkpoint, the graph wrote none")
 
     def restore(self, session: GraphSession, path: File) -> None:
-        """Reads a checkpoint."""
+        """Restores the session's variables from a checkpoint."""
         self._run(session, self._message.before_restore_op)
         self._run(session, self._restore, path)
         self._run(session, self._message.after_restore_op)
@@ -132,7 +133,10 @@ class CheckpointOp:
 
 
 def checkpoint_content(path: Path) -> bytes:
-    """Returns the content of a checkpoint, to copy: TensorFlow treats its name as a pattern."""
+    """Returns the bytes of a checkpoint file, for a copy whose name has no special characters.
+
+    TensorFlow treats the name of a checkpoint as a pattern.
+    """
     try:
         return path.read_bytes()
     except OSError as e:
@@ -140,11 +144,11 @@ def checkpoint_content(path: Path) -> bytes:
 
 
 def read_checkpoint(path: File, where: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a checkpoint by name.
+    """Returns the tensors of a checkpoint, keyed by name.
 
     Args:
-        path: The file, in a folder of the runner, since TensorFlow treats the name as a pattern.
-        where: Name of the checkpoint, for messages.
+        path: File whose path has no special characters, as TensorFlow treats it as a pattern.
+        where: Name of the checkpoint, for error messages.
     """
     if not path.is_file():
         raise PlanError(f"{where}: expected a checkpoint, found none")
@@ -153,12 +157,12 @@ def read_checkpoint(path: File, where: str) -> dict[str, np.ndarray]:
         names = sorted(reader.get_variable_to_shape_map())
         return {name: np.asarray(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, RuntimeError, ValueError) as e:
-        # TensorFlow's message names the runner's copy.
+        # TensorFlow's message would name the copy instead of the user's file.
         raise PlanError(f"{where}: expected a checkpoint, found a damaged or different file") from e
 
 
 def write_checkpoint(path: File, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a checkpoint; at least one tensor."""
+    """Writes a checkpoint with at least one tensor."""
     names = sorted(tensors)
     with tf.device("CPU:0"):
         tf.raw_ops.Save(
@@ -169,7 +173,7 @@ def write_checkpoint(path: File, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def tensor_type(value: np.ndarray) -> TensorType:
-    """Returns a value's type with TensorFlow's dtype name."""
+    """Returns the type of an array."""
     dtype = "string" if value.dtype.kind in "OSU" else tf.as_dtype(value.dtype).name
     return TensorType(dtype, value.shape)
 
@@ -177,7 +181,7 @@ def tensor_type(value: np.ndarray) -> TensorType:
 def check_tensors(
     tensors: Mapping[str, np.ndarray], expected: Mapping[str, TensorType], where: str
 ) -> None:
-    """Checks that tensors are exactly the expected ones."""
+    """Checks that tensors have exactly the expected names and types."""
     for name, kind in expected.items():
         if name not in tensors:
             raise PlanError(f"{where}: expected the tensor {name}, found none")

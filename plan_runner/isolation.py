@@ -1,4 +1,8 @@
-"""Runs a function in a separate process within limits of memory and time."""
+"""Runs a function in a separate process, which has memory and time limits and may have a sandbox.
+
+The process reports events as JSON lines through a pipe. These reports are not trusted, because the
+export's graphs may have compromised the process.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +28,26 @@ from plan_runner import sandbox
 from plan_runner.errors import PlanError
 from plan_runner.sandbox import Refused
 
-# Maximum bytes of a line of the protocol.
+# Maximum bytes of a reported line.
 _LONGEST_LINE = 1 << 20
 STEP, LINE, RESULTS, STATUS, ERROR = "step", "line", "results", "status", "error"
-# A refused request, after which the process continues.
+# Event of a rejected request, after which the process continues.
 REFUSED = "refused"
 _VALUES = {STEP: str, LINE: str, RESULTS: str, STATUS: int, ERROR: str, REFUSED: str}
 _PR_SET_PDEATHSIG = 1
-# Bytes of libraries, mostly TensorFlow's, which the kernel's limit does not count.
+# Bytes of loaded libraries, mostly TensorFlow's, which the kernel's limit does not count.
 _LIBRARIES_BYTES = 300_000_000
-# Code of the process, which imports from the same folders.
+# Python code of the process, which imports modules from the parent's folders.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from plan_runner.isolation import main; main(*sys.argv[2:])"
 )
 _TASK, _ERRORS = "task.json", "errors.txt"
 _POLL_SECONDS = 0.1
-# Bytes at the end of the process's errors in which to look for the last line.
+# Bytes at the end of the process's error output in which to search the last line.
 _MAX_ERRORS = 4096
 _PIECE = 1 << 16
-# Prefixes of variables for Python, the C library and TensorFlow; others may hold secrets.
+# Prefixes of the environment variables to pass on; other variables may contain secrets.
 _VARIABLES = (
     *("ABSL_", "GLIBC_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_"),
     *("PATH", "PLAN_RUNNER_", "PYTHON", "TF_", "TZ", "XLA_"),
@@ -51,16 +55,16 @@ _VARIABLES = (
 
 
 class IsolationError(PlanError):
-    """The isolated function refused its payload, reached a limit, or crashed."""
+    """The isolated function rejected its payload, exceeded a limit, or crashed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Limits of a process, with the names of the flags in messages.
+    """Limits of a process; messages name the flags that set them.
 
     Attributes:
-        max_memory_gb: Memory in 10^9 bytes.
-        max_round_seconds: Wall-clock limit of each reported step.
+        max_memory_gb: Maximum memory in 10^9 bytes.
+        max_round_seconds: Maximum wall-clock seconds of each reported step.
     """
 
     max_memory_gb: float
@@ -68,12 +72,12 @@ class Bounds:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory in bytes."""
+        """Maximum memory in bytes."""
         return int(self.max_memory_gb * 1e9)
 
     @property
     def on_memory(self) -> str:
-        """The expectation of memory, for messages."""
+        """Beginning of the message about exceeded memory."""
         return f"expected to need at most {self.max_memory_gb:g} GB (--max_memory_gb)"
 
 
@@ -81,33 +85,33 @@ class Listener(Protocol):
     """Receives the events of an isolated function."""
 
     def step(self, name: str) -> None:
-        """Reports that a step with its own time limit begins, such as "round 3"."""
+        """Receives the name of a step that begins, such as "round 3", with its own time limit."""
         return
 
     def line(self, text: str) -> None:
-        """Reports a line to print."""
+        """Receives a line to print."""
         return
 
     def results(self, folder: Path) -> None:
-        """Reports results in a folder, which the listener removes."""
+        """Receives the folder with the results, and removes it."""
 
 
 def encoded(kind: str, value: Any) -> bytes:
-    """Returns an event as a line."""
+    """Encodes an event as a line of JSON."""
     return json.dumps([kind, value]).encode() + b"\n"
 
 
 class Decoder:
-    """Decodes events from pieces of a stream."""
+    """Decodes events from consecutive chunks of a byte stream."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, Any]]:
-        """Yields the events (kind, value) that another piece completes.
+        """Yields the events (kind, value) that the next chunk completes.
 
         Raises:
-            ValueError: If a line is not an event, or too long.
+            ValueError: A line is not an event, or is too long.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
@@ -121,7 +125,7 @@ def _event(line: bytes) -> tuple[str, Any]:
         kind, value = json.loads(line)
         if type(value) is _VALUES[kind]:
             return kind, value
-    # The export's graphs may have taken over the process.
+    # A compromised process may send anything.
     except (KeyError, RecursionError, TypeError, ValueError):
         pass
     raise ValueError("an invalid event")
@@ -143,7 +147,7 @@ class Sender:
 
     def results(self, folder: Path) -> None:
         """See `Listener`."""
-        # The name suffices: the reader knows the process's folder.
+        # Send only the name, because the reader knows the process's folder.
         self.send(RESULTS, folder.name)
 
     def send(self, kind: str, value: object) -> None:
@@ -154,12 +158,12 @@ class Sender:
 
 
 def main(task_file: str, pipe: str, parent: str) -> NoReturn:
-    """Calls a function within limits, and ends the process.
+    """Calls a function within limits, and ends this process.
 
     Args:
-        task_file: Path of the JSON of `Process`. Its folder is the process's own.
+        task_file: Path of the JSON file that `Process` wrote to this process's folder.
         pipe: File descriptor of the pipe for events.
-        parent: Id of the parent process; this process ends with it.
+        parent: Id of the parent process. If the parent ends, the kernel kills this process.
     """
     end_with_parent(int(parent))
     path, sender = Path(task_file), Sender(int(pipe))
@@ -168,7 +172,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
     _set_limits(bounds)
     module, _, name = task["function"].partition(":")
     try:
-        # Enter before other imports: TensorFlow starts threads.
+        # Enter the sandbox before other imports, because TensorFlow starts threads.
         if task["reads"] is not None:
             sandbox.enter(task["reads"], path.parent)
         function = getattr(importlib.import_module(module), name)
@@ -177,7 +181,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
         sender.send(ERROR, str(e))
     except MemoryError:
         sender.send(ERROR, f"{bounds.on_memory}, it needs more")
-    # An untrusted file may have any effect; report it in one line.
+    # An untrusted file may cause any exception; report it in one line.
     except Exception as e:
         traceback.print_exc()
         text = " ".join(str(e).split())[:300]
@@ -190,7 +194,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
 def end_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have ended before.
+    # The parent may have ended before the call.
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
 
@@ -198,7 +202,7 @@ def end_with_parent(parent: int) -> None:
 def _set_limits(bounds: Bounds) -> None:
     limits = {
         resource.RLIMIT_DATA: max(_LIBRARIES_BYTES, bounds.memory_bytes - _LIBRARIES_BYTES),
-        # Content is in memory before it is written, so files need no larger limit.
+        # Files need no larger limit, because their content is in memory before it is written.
         resource.RLIMIT_FSIZE: bounds.memory_bytes,
         resource.RLIMIT_CORE: 0,
     }
@@ -207,7 +211,7 @@ def _set_limits(bounds: Bounds) -> None:
         if most != resource.RLIM_INFINITY:
             limit = min(limit, most)
         resource.setrlimit(kind, (limit, limit))
-    # Otherwise a file that is too large ends the process without a message.
+    # By default, writing too large a file ends the process without a message.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
@@ -218,26 +222,26 @@ def run_isolated(
     listener: Listener,
     reads: Optional[Iterable[str]] = None,
 ) -> int:
-    """Calls a function in a limited process; returns its status.
+    """Calls a function in a separate process with limits, and returns the function's status.
 
-    Afterwards the process has ended and its files are removed. If this process is killed, the
-    kernel ends the other one. Its reports are not trusted: results are in its own folder.
+    The process ends with the function, and its files are removed. If the calling process is killed,
+    the kernel kills the separate process. Results are only accepted from the process's own folder.
 
     Args:
-        function: (payload, listener, folder for its files) -> status, as MODULE:NAME. It may raise
-            `sandbox.Refused`.
-        payload: Argument of the function, as JSON.
-        reads: Files and folders that its sandbox can read; None for no sandbox.
+        function: MODULE:NAME of a function (payload, listener, folder for its files) -> status,
+            which may raise `sandbox.Refused`.
+        payload: JSON-serialisable argument of the function.
+        reads: Files and folders that the sandbox allows to read; None for no sandbox.
 
     Raises:
-        IsolationError: If it raises an exception, reaches a limit, or ends without a status.
+        IsolationError: The function raises an exception, exceeds a limit, or ends without a status.
     """
     with Process(function, payload, bounds, reads) as process:
         return process.follow(listener)
 
 
 class RequestRefused(IsolationError):
-    """A process refused a request, and continues."""
+    """A process rejected a request, and continues."""
 
 
 class ProcessEnded(IsolationError):
@@ -248,12 +252,12 @@ _FAILURES = {ERROR: IsolationError, REFUSED: RequestRefused}
 
 
 class Process:
-    """A limited process, as a context manager that ends it and removes its files.
+    """A process with limits; leaving the context ends the process and removes its files.
 
     Args:
         function: See `run_isolated`.
-        shared: File descriptor that the process inherits, if it gets requests at its standard
-            input; None without requests.
+        shared: File descriptor that the process inherits. None if the process receives no requests
+            at its standard input.
     """
 
     def __init__(
@@ -264,7 +268,7 @@ class Process:
         reads: Optional[Iterable[str]] = None,
         shared: Optional[int] = None,
     ) -> None:
-        # See `main`.
+        # `main` reads this dictionary.
         self._task = {
             "function": function,
             "payload": payload,
@@ -282,7 +286,7 @@ class Process:
             name = stack.enter_context(tempfile.TemporaryDirectory(prefix="plan_runner_"))
             self._folder = Path(name)
             (self._folder / _TASK).write_text(json.dumps(self._task), "utf-8")
-            # Keep the file open: the process may replace it by another one.
+            # Keep the file open, because the process may replace it by a different file.
             self._errors = stack.enter_context(open(self._folder / _ERRORS, "w+b"))
             self._pipe, other_end = os.pipe()
             stack.callback(os.close, self._pipe)
@@ -294,7 +298,7 @@ class Process:
                     stdout=self._errors,
                     stderr=self._errors,
                     pass_fds=(other_end, *self._shared),
-                    # A terminal's Ctrl-C reaches this process only, which ends the other one.
+                    # Ctrl-C must reach only this process, which then ends the started process.
                     start_new_session=True,
                     env=self._environment(),
                 )
@@ -308,7 +312,7 @@ class Process:
         self._stack.close()
 
     def _end(self) -> None:
-        # End the session with all children.
+        # Kill the process group, which includes the process's children.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -327,11 +331,11 @@ class Process:
 
     def _environment(self) -> dict[str, str]:
         kept = {key: text for key, text in os.environ.items() if key.startswith(_VARIABLES)}
-        # Libraries such as Keras write to the home folder.
+        # Set the home folder, because libraries such as Keras write to it.
         return {**kept, "TMPDIR": str(self._folder), "HOME": str(self._folder)}
 
     def follow(self, listener: Listener) -> int:
-        """Forwards the events of the process until it ends; returns its status."""
+        """Forwards the process's events to a listener until it ends; returns the status."""
         actions: dict[str, Callable[[Any], None]] = {
             STEP: self._begin,
             LINE: listener.line,
@@ -351,11 +355,11 @@ class Process:
         return status
 
     def ask(self, step: str, request: str) -> str:
-        """Sends a request, and returns its results.
+        """Sends a request, and returns the process's answer, a string.
 
         Args:
-            step: Name of the request, for messages. The request has the time of one step.
-            request: One line.
+            step: Description of the request, for error messages. The time limit of a step applies.
+            request: A string without line breaks.
         """
         self._begin(step)
         assert self._process.stdin is not None
@@ -377,7 +381,7 @@ class Process:
         raise self._ended()
 
     def _events(self) -> Iterator[tuple[str, Any]]:
-        """Yields the events of the process until it ends."""
+        """Yields the process's events until it ends."""
         while piece := self._next_piece():
             try:
                 yield from self._decoder.feed(piece)
@@ -385,11 +389,11 @@ class Process:
                 raise self._reports(e) from e
 
     def _named(self, name: str) -> Path:
-        """Returns a folder of the process by name, after a check that it has files only."""
+        """Returns the path of a folder of the process, and checks that it only contains files."""
         path = self._folder / name
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
             raise self._reports("a folder outside of its own")
-        # The reader must neither follow a link nor wait for a pipe.
+        # A reader of the folder must not follow a link, nor wait for a pipe.
         with os.scandir(path) as entries:
             if not all(entry.is_file(follow_symlinks=False) for entry in entries):
                 raise self._reports("a folder with links or pipes")
@@ -403,10 +407,10 @@ class Process:
         self._deadline = time.monotonic() + self._bounds.max_round_seconds
 
     def _next_piece(self) -> bytes:
-        """Waits for the next line of the process; empty if it has ended."""
+        """Waits for the process's next output; returns b"" if the process has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
-            # Check first: the process may report without a pause.
+            # Check before selecting, because the process may write without a pause.
             self._check_bounds()
             while not selector.select(_POLL_SECONDS):
                 self._check_bounds()
@@ -419,12 +423,12 @@ class Process:
                 f"{self._step}: expected to end within {bounds.max_round_seconds:g} s "
                 "(--max_round_seconds), it took longer and was ended"
             )
-        # The kernel's limit does not count files that are mapped into memory.
+        # Check here, too, because the kernel's limit does not count memory-mapped files.
         if _resident_bytes(self._process.pid) > bounds.memory_bytes:
             raise IsolationError(f"{self._step}: {bounds.on_memory}, it needs more and was ended")
 
     def _ended(self) -> ProcessEnded:
-        """Returns the message for a process that has ended without a status."""
+        """Returns the exception for a process that has ended without a status."""
         code = self._process.wait()
         if code < 0:
             name = signal.Signals(-code).name
@@ -443,7 +447,7 @@ class Process:
 
 
 def _resident_bytes(pid: int) -> int:
-    """Returns the memory of a process in bytes; 0 if it is unknown."""
+    """Returns the resident memory of a process in bytes; 0 if unknown."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):

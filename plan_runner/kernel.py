@@ -1,4 +1,4 @@
-"""The kernel of ExternalDataset for TFLite's interpreter, built with this machine's compiler."""
+"""Builds the kernel of the operation ExternalDataset for TFLite, with this machine's compiler."""
 
 import fcntl
 import functools
@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 
 from plan_runner.errors import PlanError, reason
 
-# Variable of the folder for the library; by default one of the user's caches.
+# Environment variable for the library's folder; by default a folder of the user's cache.
 CACHE_VARIABLE = "PLAN_RUNNER_CACHE"
 
 _SOURCE = Path(__file__).with_name("external_dataset.cc")
@@ -33,31 +33,31 @@ print(json.dumps([*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flag
 
 
 def dataset_token(examples: Iterable[bytes]) -> bytes:
-    """Returns the token that holds these serialised examples; see external_dataset.cc."""
+    """Encodes serialised examples as a dataset token; see external_dataset.cc."""
     framed = (struct.pack("<Q", len(record)) + record for record in examples)
     return b"".join((_HEADING, *framed, b"."))
 
 
 class Kernel(NamedTuple):
-    """The library of the kernel.
+    """The kernel's shared library.
 
     Attributes:
         library: Path of the library; "" if it cannot be built.
-        problem: Reason why it cannot be built.
+        problem: Reason why the library cannot be built; "" if it can.
     """
 
     library: str
     problem: str = ""
 
 
-# The kernel that the parent process built, as a sandboxed process cannot build it.
+# Kernel that the parent process has built, because a sandboxed process cannot run a compiler.
 _given: Optional[Kernel] = None
 
 
 def find_kernel() -> Kernel:
-    """Returns the library, without TensorFlow in this process.
+    """Finds or builds the library, without importing TensorFlow in this process.
 
-    The first call for a version of TensorFlow builds the library, in half a minute.
+    The first call for a TensorFlow version builds the library, which takes half a minute.
     """
     try:
         return Kernel(str(_built()))
@@ -73,7 +73,7 @@ def give_kernel(kernel: Kernel) -> None:
 
 @functools.cache
 def kernel_problem() -> str:
-    """Loads the library into this process; returns why it cannot, or ""."""
+    """Loads the library into this process; returns the reason for a failure, or ""."""
     import tensorflow as tf
 
     kernel = _given or find_kernel()
@@ -98,7 +98,7 @@ def _built() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Another process may have built the library meanwhile.
+            # Another process may have built the library while this one waited for the lock.
             if not path.is_file():
                 _build(compiler, path)
     except OSError as e:
@@ -107,7 +107,7 @@ def _built() -> Path:
 
 
 def _sources() -> Iterator[bytes]:
-    """Yields the library's source, and marks of TensorFlow's version, which is not imported."""
+    """Yields the library's source, and bytes that identify the TensorFlow build."""
     yield _SOURCE.read_bytes()
     package = importlib.util.find_spec("tensorflow")
     if package is None or not package.submodule_search_locations:
@@ -116,13 +116,13 @@ def _sources() -> Iterator[bytes]:
     for header in _VERSIONS:
         path = folder / "include" / header
         yield path.read_bytes() if path.is_file() else b""
-    # Two builds of one version have libraries of different sizes.
+    # The size distinguishes two builds of the same version.
     for library in sorted(folder.glob("libtensorflow_framework.so*")):
         yield f"{library.name} {library.stat().st_size}".encode()
 
 
 def _flags() -> list[str]:
-    """Returns the compiler's flags, from TensorFlow in another process."""
+    """Returns the compiler flags that TensorFlow reports in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK_FOR_FLAGS, json.dumps(sys.path)],
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Reads a plan's messages, and refuses unknown parts, without TensorFlow."""
+"""Parses a plan's protobuf messages without TensorFlow, and rejects unknown fields."""
 
 from collections.abc import Collection
 from typing import Any, TypeVar
@@ -15,14 +15,14 @@ _M = TypeVar("_M", bound=message.Message)
 
 
 def parse(kind: type[_M], content: bytes, where: str) -> _M:
-    """Parses one of the plan's own messages."""
+    """Parses a message of `plan.proto`, and rejects unknown fields."""
     value = parse_foreign(kind, content, where)
     _check_known(value, where)
     return value
 
 
 def parse_foreign(kind: type[_M], content: bytes, where: str) -> _M:
-    """Parses a message of TensorFlow, which may have unknown parts."""
+    """Parses a TensorFlow message, which may have unknown fields."""
     try:
         return kind.FromString(content)  # type: ignore[no-any-return, unused-ignore]
     except message.DecodeError as e:
@@ -31,7 +31,7 @@ def parse_foreign(kind: type[_M], content: bytes, where: str) -> _M:
 
 
 def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
-    """Parses a plan of one phase."""
+    """Parses a plan, and checks that it has one phase."""
     plan = parse(plan_pb2.Plan, content, where)
     if plan.version != PLAN_VERSION:
         raise PlanError(f"{where}: version: expected {PLAN_VERSION}, found {plan.version}")
@@ -41,7 +41,7 @@ def parse_plan(content: bytes, where: str) -> plan_pb2.Plan:
 
 
 def read_plans(export: Export) -> tuple[plan_pb2.Plan, plan_pb2.ClientOnlyPlan]:
-    """Reads the plan of an export, and the plan for devices."""
+    """Reads an export's plan and its client-only plan for devices."""
     plan = parse_plan(export.read(PLAN), PLAN)
     return plan, parse(plan_pb2.ClientOnlyPlan, export.read(CLIENT_ONLY_PLAN), CLIENT_ONLY_PLAN)
 
@@ -49,7 +49,7 @@ def read_plans(export: Export) -> tuple[plan_pb2.Plan, plan_pb2.ClientOnlyPlan]:
 def check_parts(
     value: Any, where: str, required: Collection[str], optional: Collection[str] = ()
 ) -> None:
-    """Checks which fields of a message are set."""
+    """Checks that a message has all required fields, and no others except optional ones."""
     names = [field.name for field, _ in value.ListFields()]
     for name in required:
         if name not in names:

@@ -1,4 +1,4 @@
-"""Tasks of the runner: verify an export, run its rounds, read its state."""
+"""Verifies an export, runs its rounds, or reads its state, in a sandboxed process."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ _RESULTS, _TENSORS = "results", "tensors.npz"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One run of the runner, with values as in JSON; flags of the same names describe them."""
+    """JSON-serialisable settings of one run; the flags with the same names document them."""
 
     plan: str
     verify: bool
@@ -47,9 +47,9 @@ class Request:
     trust: bool = False
 
     def paths(self) -> Iterator[str]:
-        """Yields the files and folders to read, with the targets of clients' links."""
+        """Yields the files and folders to read, including the targets of clients' links."""
         yield from filter(None, (self.plan, self.clients, self.cohorts, self.state))
-        # Links of clients may lead elsewhere; those of an export may not.
+        # Clients' files may be links to other folders; an export's files may not.
         if self.clients and os.path.isdir(self.clients):
             for entry in os.scandir(self.clients):
                 if entry.is_symlink():
@@ -57,14 +57,14 @@ class Request:
 
 
 def play(request: Request, listener: Listener, scratch: Path) -> int:
-    """Runs a request; returns the exit status: 1 if a verification found a difference.
+    """Runs a request, and returns the exit status, which is 1 if a verification fails.
 
     Args:
         scratch: Folder for temporary files, and for results until the listener copies them.
     """
     listener.step("reading the export")
     export = open_export(Path(request.plan), request.limits)
-    # Parse everything else before the import of TensorFlow.
+    # Report errors in the plan before the slow import of TensorFlow.
     read_plans(export)
     if request.verify:
         _check_conformance(export)
@@ -78,9 +78,9 @@ def play(request: Request, listener: Listener, scratch: Path) -> int:
 
 
 def play_isolated(request: Request, listener: Listener) -> int:
-    """Runs a request as `play` does, in a separate process; see `run_isolated`."""
+    """Calls `play` in a separate process; see `run_isolated`."""
     check_sandbox("--plan", request.trust)
-    # Build the kernel here, as no process can be started from the sandbox.
+    # Build the kernel here, because the sandbox allows no compiler.
     kernel = find_kernel() if os.path.isdir(request.plan) else Kernel("", "no export")
     payload = {"request": dataclasses.asdict(request), "kernel": kernel}
     target = f"{__name__}:{_play_payload.__name__}"
@@ -90,11 +90,11 @@ def play_isolated(request: Request, listener: Listener) -> int:
 
 
 def check_sandbox(flag: str, trust: bool) -> None:
-    """Checks that this machine supports a sandbox.
+    """Checks that this machine supports a sandbox, unless the user trusts the file.
 
     Args:
-        flag: Flag of the file to read in the sandbox, for the message.
-        trust: Whether the user trusts the file, which needs no sandbox then.
+        flag: Flag of the file to read in the sandbox, for the error message.
+        trust: Whether the user trusts the file.
     """
     lacks = [] if trust else missing()
     if lacks:
@@ -106,7 +106,7 @@ def check_sandbox(flag: str, trust: bool) -> None:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Turns errors of an isolated function's files into `Refused`."""
+    """Converts errors about the user's files to `Refused`, in an isolated function."""
     try:
         yield
     except PlanError as e:
@@ -119,7 +119,7 @@ def refusing() -> Iterator[None]:
 
 
 def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    # Limits do not cover a GPU's memory, and its kernels differ between machines.
+    # Disable GPUs: limits do not cover their memory, and their kernels differ between machines.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
     with refusing():
@@ -129,7 +129,7 @@ def _play_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
 
 
 def _check_conformance(export: Export) -> None:
-    """Checks the claimed sizes of the conformance rounds' files."""
+    """Checks that the conformance rounds' files have the sizes that they state."""
     limits, conformance = export.limits, export.manifest.conformance
     for client in conformance.clients:
         check_frames(export.path(conformance_client(client)), limits.max_records)
@@ -139,7 +139,7 @@ def _check_conformance(export: Export) -> None:
 
 def _verify(request: Request, export: Export, listener: Listener) -> int:
     listener.step(_LOADING)
-    # These import TensorFlow, which takes seconds.
+    # Import late, because these modules import TensorFlow, which takes seconds.
     from plan_runner.rounds import print_checks, verify
     from plan_runner.tflite import TfLiteComparison, tflite_comparison
 
@@ -174,7 +174,7 @@ def _run(request: Request, export: Export, listener: Listener, scratch: Path) ->
     for result in rounds.run_rounds(export, cohorts, state, listener.step):
         listener.line(rounds.round_line(result))
         rows.append(rounds.metrics_row(result))
-        # Write after every round, since the next one may fail.
+        # Write results after every round, because the next round may fail.
         folder = scratch / f"results_{result.number}"
         rounds.write_results(folder, rows, result.state)
         listener.results(folder)
@@ -184,15 +184,15 @@ def _run(request: Request, export: Export, listener: Listener, scratch: Path) ->
 def read_server_state(
     plan: Path, path: Path, max_memory_gb: float = DEFAULT_LIMITS.max_memory_gb, trust: bool = False
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of a server's state by name, checked against the server's export.
+    """Reads the tensors of a server's state, and checks them against an export.
 
     Args:
         plan: Folder of the export.
-        path: The checkpoint, which may contain the metrics of its last round, too.
+        path: Checkpoint of the state; it may also contain the last round's metrics.
         max_memory_gb: See `Limits`.
         trust: Whether to read without a sandbox.
     """
-    # This import loads TensorFlow.
+    # Import late, because this module imports TensorFlow.
     from plan_runner.graph_session import check_tensors
 
     try:
@@ -208,7 +208,7 @@ def read_server_state(
 
 
 def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]:
-    """Returns the tensors of a checkpoint by name, which TensorFlow reads in another process."""
+    """Reads the tensors of a checkpoint with TensorFlow in a separate process."""
     check_sandbox("--server_state", trust)
     reader = _TensorsReader(limits.max_memory_gb * 1e3)
     target = f"{__name__}:{_read_payload.__name__}"
@@ -218,7 +218,7 @@ def read_state(path: Path, limits: Limits, trust: bool) -> dict[str, np.ndarray]
 
 
 class _TensorsReader(Listener):
-    """A listener that reads arrays, which were in the other process's memory, too."""
+    """A listener that loads the arrays in a results folder."""
 
     def __init__(self, max_mb: float) -> None:
         self._max_mb = max_mb
@@ -236,7 +236,7 @@ def _read_payload(payload: dict[str, Any], listener: Listener, scratch: Path) ->
         copy.write_bytes(checkpoint_content(path))
         tensors = read_checkpoint(copy, str(path))
         (scratch / _RESULTS).mkdir()
-        # TensorFlow returns strings as objects, which `read_arrays` refuses.
+        # TensorFlow returns strings as Python objects, which `read_arrays` rejects.
         np.savez(
             scratch / _RESULTS / _TENSORS,
             **{n: v.astype(np.bytes_) if v.dtype.kind == "O" else v for n, v in tensors.items()},

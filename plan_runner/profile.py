@@ -1,4 +1,7 @@
-"""Interface of the kinds of plans, which run the parts of a round."""
+"""Interface of plan profiles, which run a round's server halves, clients and sums.
+
+The server's first half creates the checkpoint for clients. The second half applies the sums.
+"""
 
 import abc
 import dataclasses
@@ -17,9 +20,9 @@ class Sent:
     """A client's output in a round.
 
     Attributes:
-        tensors: Tensors to sum, by name.
-        size: Bytes of the tensors when sent.
-        checkpoint: The file with the tensors, if the client's graph writes one.
+        tensors: Tensors to sum, keyed by name.
+        size: Number of bytes that the client sends.
+        checkpoint: File with the tensors; None if the client's graph writes no file.
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -28,23 +31,23 @@ class Sent:
 
 
 class Sums(abc.ABC):
-    """The sums of a round, over its clients."""
+    """The sums over a round's clients."""
 
     @abc.abstractmethod
     def add(self, client: str, sent: Sent) -> None:
-        """Adds a client's output; floats are summed in the order of the calls.
+        """Adds a client's output; the order of calls determines the rounding of floats.
 
         Args:
-            client: The client's name, for messages.
+            client: The client's name, for error messages.
         """
 
     @abc.abstractmethod
     def results(self) -> dict[str, np.ndarray]:
-        """Returns the sums, keyed by the names that `Profile.end_round` takes."""
+        """Returns the sums, as `Profile.end_round` requires them."""
 
 
 class Profile(abc.ABC):
-    """A loaded plan of one kind, which runs the server's two halves of a round and its clients.
+    """A loaded plan, which runs the server's two halves of a round and the clients.
 
     Attributes:
         client: The client's graph.
@@ -55,11 +58,11 @@ class Profile(abc.ABC):
 
     @abc.abstractmethod
     def begin_round(self, state: File, scratch: File) -> File:
-        """Runs the server's first half; returns the checkpoint for clients.
+        """Runs the server's first half of a round, and returns the checkpoint for clients.
 
         Args:
             state: Checkpoint of the server's state.
-            scratch: An empty folder for this round's files.
+            scratch: Empty folder for this round's files.
         """
 
     @abc.abstractmethod
@@ -69,25 +72,28 @@ class Profile(abc.ABC):
         """Runs a client.
 
         Args:
-            name: The client's name, for messages.
+            name: The client's name, for error messages.
             examples: Serialised examples.
             checkpoint: Result of `begin_round`.
-            scratch: Folder for the client's file, which replaces the previous client's.
+            scratch: Folder for the client's checkpoint, which overwrites the previous client's.
         """
 
     @abc.abstractmethod
     def new_sums(self) -> Sums:
-        """Returns empty sums."""
+        """Returns sums over no clients."""
 
     @abc.abstractmethod
     def end_round(
         self, sums: Mapping[str, np.ndarray], scratch: File
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Runs the server's second half; returns its checkpoint's tensors, and its outputs.
+        """Runs the server's second half of a round.
 
         Args:
-            sums: Results of `new_sums`.
-            scratch: Folder of the first half, which ran last.
+            sums: Return value of `Sums.results`.
+            scratch: The folder that `begin_round` used for this round.
+
+        Returns:
+            The tensors of the server's new checkpoint, and the server's outputs.
         """
 
     def close(self) -> None:

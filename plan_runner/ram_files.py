@@ -1,7 +1,8 @@
-"""Files in the memory of this process, which end with it: TensorFlow's file system `ram://`.
+"""Files in this process's memory, in TensorFlow's file system `ram://`.
 
-Graphs read and write checkpoints by their paths. With noise of the server these hold its key and
-sums without noise, so that a file on a disk would outlive a process that is killed.
+Graphs read and write checkpoints by their paths. If the server adds noise, these checkpoints
+contain the noise's key and sums without noise. Files on a disk would remain if the process is
+killed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _ROOT = "ram://plan_runner"
 
 
 class RamFile:
-    """A file or a folder, with the methods of `pathlib.Path` that runners of plans call.
+    """A file or folder in memory, with the methods of `pathlib.Path` that this package calls.
 
     Args:
-        path: Path within this process's memory.
+        path: Path in `ram://`.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +32,7 @@ class RamFile:
         return RamFile(f"{self._path}/{os.fspath(name)}")
 
     def __str__(self) -> str:
-        """Returns the path, as TensorFlow takes it."""
+        """Returns the path in TensorFlow's notation."""
         return self._path
 
     @property
@@ -40,7 +41,7 @@ class RamFile:
         return self._path.rpartition("/")[2]
 
     def with_name(self, name: str) -> RamFile:
-        """Returns a file of the same folder."""
+        """Returns a file with this name in the same folder."""
         return RamFile(f"{self._path.rpartition('/')[0]}/{name}")
 
     def is_file(self) -> bool:
@@ -63,16 +64,16 @@ class RamFile:
             tf.io.gfile.remove(self._path)
 
     def stat(self) -> types.SimpleNamespace:
-        """Returns the size, as `os.stat_result` does."""
+        """Returns an object with the size as `st_size`, like `os.stat_result`."""
         return types.SimpleNamespace(st_size=int(tf.io.gfile.stat(self._path).length))
 
 
-# A file that a graph reads or writes.
+# File that a graph reads or writes, on the disk or in memory.
 File = Union[Path, RamFile]
 
 
 def empty_folder(name: str) -> RamFile:
-    """Returns a folder in memory, without the files that it had."""
+    """Creates a folder in memory, or empties an existing one."""
     path = f"{_ROOT}/{name}"
     if tf.io.gfile.exists(path):
         tf.io.gfile.rmtree(path)

@@ -1,4 +1,4 @@
-"""Rounds of a plan, with their cohorts and files, and the replay of conformance rounds."""
+"""Runs a plan's rounds, selects their cohorts, writes results, and replays conformance rounds."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ PROFILES: dict[str, Callable[[plan_pb2.Plan], Profile]] = {
 }
 _PREFIX = "metrics/"
 _MAX_NAMES = 10
-# Parts of a deployment that this runner lacks, named with each verdict.
+# Parts of a deployment that this runner does not run, which `print_checks` lists.
 _NEVER_RUN = "the platform's own client and server"
 _TFLITE = "the TFLite graph that devices get"
 
@@ -51,7 +51,7 @@ _TFLITE = "the TFLite graph that devices get"
 def drawn_cohorts(
     clients: Mapping[str, Client], rounds: int, clients_per_round: Optional[int], seed: int
 ) -> list[list[Client]]:
-    """Returns the clients of every round, sorted by name: all clients, or a random draw."""
+    """Returns each round's clients, sorted by name: a random sample, or all clients by default."""
     names = sorted(clients)
     if clients_per_round is None:
         return [[clients[name] for name in names]] * rounds
@@ -68,7 +68,7 @@ def drawn_cohorts(
 
 
 def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Client]]:
-    """Reads cohorts from a file with a line of names and commas per round; "-" is no client."""
+    """Reads each round's clients from a line of comma-separated names; "-" stands for no client."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as e:
@@ -93,7 +93,7 @@ def _cohort(line: str, clients: Mapping[str, Client], where: str) -> list[Client
 
 
 def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
-    """Loads a plan of the profile of that name."""
+    """Loads a plan that has the named profile."""
     if name not in PROFILES:
         names = ", ".join(sorted(PROFILES))
         raise PlanError(f"manifest.json: profile: expected one of {names}, found {name!r}")
@@ -102,16 +102,16 @@ def load_profile(name: str, plan: plan_pb2.Plan) -> Profile:
 
 @dataclasses.dataclass(frozen=True)
 class RoundResult:
-    """The report of a round.
+    """The results of a round.
 
     Attributes:
-        number: Index of the round in this run, from 1.
+        number: Number of the round in this run, from 1.
         clients: Number of clients that took part.
         state: The server's tensors, named `server/...`.
         metrics: The round's metrics, named `metrics/...`.
-        bytes_down: Size of the checkpoint for clients.
-        bytes_up: Mean size of a client's output.
-        outputs: The server's further outputs, by name.
+        bytes_down: Size of the checkpoint for clients, in bytes.
+        bytes_up: Mean size of a client's output, in bytes.
+        outputs: The server's outputs that are not in its checkpoint, keyed by name.
     """
 
     number: int
@@ -130,19 +130,19 @@ def run_rounds(
     begins: Callable[[str], None] = lambda step: None,
     comparison: Optional[TfLiteComparison] = None,
 ) -> Iterator[RoundResult]:
-    """Runs a round per cohort; yields their reports.
+    """Runs one round per cohort, and yields the rounds' results.
 
     Args:
-        export: The export; its graphs are executed as code.
-        cohorts: The clients of every round, in the order of their sum.
-        state: Checkpoint of the server's state to begin with; None for the export's.
-        begins: Called with the name of each round when it begins.
-        comparison: A second runner of every client, whose results are compared.
+        export: The export, whose graphs are executed.
+        cohorts: Each round's clients, in the order of summation.
+        state: Checkpoint of the server's initial state; None for the export's.
+        begins: Called with the name of each round when the round begins.
+        comparison: Runs each client again on TFLite, and compares the results.
     """
     manifest = export.manifest
     initial = export.read(exports.SERVER_STATE) if state is None else checkpoint_content(state)
     with tempfile.TemporaryDirectory(prefix="plan_runner_") as scratch:
-        # A copy: TensorFlow treats the name of a checkpoint as a pattern.
+        # Use a copy, because TensorFlow treats the name of a checkpoint as a pattern.
         current = Path(scratch) / "server_state.ckpt"
         current.write_bytes(initial)
         where = str(state or export.folder / exports.SERVER_STATE)
@@ -179,11 +179,11 @@ def round_result(
     bytes_up: float,
     manifest: Manifest,
 ) -> RoundResult:
-    """Returns the report of a round, after a check of its tensors.
+    """Checks a round's tensors, and returns the results of the round.
 
     Args:
-        tensors: The server's new state and the metrics, by name.
-        outputs: The server's outputs in addition to its checkpoint, by name.
+        tensors: The server's new state and the metrics, keyed by name.
+        outputs: The server's outputs that are not in its checkpoint, keyed by name.
     """
     where = f"round {number}: the new state"
     check_tensors(tensors, {**manifest.server_state, **manifest.metrics}, where)
@@ -200,7 +200,7 @@ def round_result(
 
 def _check_size(clients: int, manifest: Manifest, number: int) -> None:
     if not clients and not manifest.has_noise:
-        # With noise a round without clients is valid too, and must look like the others.
+        # With noise, a round without clients is valid, and must look like other rounds.
         raise PlanError(f"round {number}: expected at least 1 client, found 0")
     most = manifest.max_clients
     if most is not None and clients > most:
@@ -211,7 +211,7 @@ def _check_size(clients: int, manifest: Manifest, number: int) -> None:
 
 
 def write_results(folder: Path, rows: Sequence[str], state: Mapping[str, np.ndarray]) -> None:
-    """Writes the rows of the rounds, and the state after the last one, to a new folder."""
+    """Writes all rounds' lines of `metrics.jsonl`, and the last state, to a new folder."""
     folder.mkdir(parents=True)
     (folder / METRICS).write_text("".join(f"{row}\n" for row in rows))
     write_checkpoint(folder / STATE, state)
@@ -254,14 +254,14 @@ def check_metrics(
     """Checks that outputs equal the metrics in the server's checkpoint.
 
     Args:
-        tensors: The server's checkpoint.
-        outputs: The server's outputs: a metric as NAME, all its elements as NAME/INDEX, or another
-            value.
+        tensors: Tensors of the server's checkpoint.
+        outputs: The server's outputs. A metric's name is NAME, or its elements' names are
+            NAME/INDEX.
         metrics: Names of the metrics.
-        where: Name of the round, for messages.
+        where: Name of the round, for error messages.
 
     Returns:
-        The other outputs, such as values of all domains.
+        The outputs that are not metrics, such as values of all domains.
     """
     others = dict(outputs)
     for name in metrics:
@@ -287,13 +287,13 @@ def check_metrics(
 
 @dataclasses.dataclass(frozen=True)
 class RoundCheck:
-    """The comparison of a round's tensors with the expected ones.
+    """Comparison of a conformance round's tensors with the expected tensors.
 
     Attributes:
-        number: Index of the round.
-        tensors: Number of tensors, expected or computed.
-        differing: Difference of every tensor that differs by a bit; see `relative_difference`.
-            Infinite if the tensor is missing or not expected.
+        number: Number of the round.
+        tensors: Number of tensors that are expected or computed.
+        differing: `relative_difference` of each tensor that is not bit-identical; infinite if a
+            tensor is missing, unexpected, or not of floats.
     """
 
     number: int
@@ -301,7 +301,7 @@ class RoundCheck:
     differing: Mapping[str, float]
 
     def failing(self, tolerance: float) -> list[str]:
-        """Returns the tensors that differ by more than `tolerance`, or by a bit if that is 0."""
+        """Returns the tensors that differ by more than `tolerance`; 0 requires identical bits."""
         return [
             name
             for name, difference in self.differing.items()
@@ -310,7 +310,7 @@ class RoundCheck:
 
 
 def conformance_clients(export: Export) -> list[Client]:
-    """Returns the clients of the conformance rounds, in their order."""
+    """Returns the clients of the conformance rounds, in the order of summation."""
     manifest, most = export.manifest, export.limits.max_records
     return [
         Client(name, export.path(conformance_client(name)), manifest.features, most)
@@ -323,7 +323,7 @@ def verify(
     begins: Callable[[str], None] = lambda step: None,
     comparison: Optional[TfLiteComparison] = None,
 ) -> Iterator[RoundCheck]:
-    """Runs the conformance rounds; yields their comparisons. See `run_rounds`."""
+    """Runs the conformance rounds, and yields a check of each. For arguments see `run_rounds`."""
     clients = conformance_clients(export)
     expected = export.manifest.conformance.expected
     own_state = export.manifest.conformance.state
@@ -358,7 +358,7 @@ def _same_bits(expected: np.ndarray, actual: np.ndarray) -> bool:
 
 
 def round_line(result: RoundResult) -> str:
-    """Returns a line about a round: its size, and the metrics that are single numbers."""
+    """Returns a summary of a round in one line, with the metrics that are scalars."""
     metrics = [
         f", {name} {value[()]:.6g}"
         for name, value in sorted(result.metrics.items())
@@ -377,13 +377,13 @@ def print_checks(
     print_line: Callable[[str], None],
     comparison: Union[TfLiteComparison, str],
 ) -> bool:
-    """Prints the comparisons of the conformance rounds; returns whether all tensors match.
+    """Prints the checks of the conformance rounds; returns whether the export is verified.
 
     Args:
         checks: The result of `verify`.
-        tolerance: The largest difference of floats that passes.
-        print_line: Called with one line after the other, the verdict last.
-        comparison: The runner of the TFLite graph, or the reason why there is none.
+        tolerance: Maximum relative difference of floats.
+        print_line: Called with each line of the report; the last line is the verdict.
+        comparison: The comparison with TFLite, or the reason why there is none.
     """
     rounds, tensors, rounded, failing, furthest = 0, 0, 0, 0, 0.0
     print_line(f"{'round':>5}  {'tensors':>7}  {'bit for bit':>11}  largest difference")
@@ -430,11 +430,11 @@ def print_checks(
 
 
 def _device_problem(plan: plan_pb2.Plan, device: plan_pb2.ClientOnlyPlan) -> str:
-    """Returns the difference between the client for devices and the plan's, or ""."""
+    """Returns the first difference between the client-only plan and the plan, or ""."""
     lite = plan.client_tflite_graph_bytes
     if not (device.graph or device.tflite_graph):
         return "expected a graph, found none"
-    # Either graph may be absent for devices that run the other one.
+    # One graph may be absent, as a device runs either TensorFlow's or TFLite's.
     if device.graph and device.graph != plan.client_graph_bytes.value:
         return "expected the plan's graph, found another one"
     if device.tflite_graph and lite and device.tflite_graph != lite:

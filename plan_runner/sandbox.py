@@ -1,7 +1,7 @@
-"""A sandbox that keeps a process from the machine's files, processes and networks.
+"""A sandbox that protects the machine's files, processes and networks from this process.
 
-Landlock restricts files, and a seccomp filter system calls. The kernel enforces both for all later
-threads, and neither can be undone.
+Landlock restricts access to files, and a seccomp filter restricts system calls. The kernel enforces
+both for all later threads. The process cannot undo them.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ _RIGHTS = (
     *("truncate", "ioctl_dev"),
 )
 _KNOWN_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-# Further restrictions, which no rule lifts: binding and connecting by TCP, from version 4; abstract
+# Further restrictions without exceptions: TCP bind and connect, from Landlock version 4; abstract
 # Unix sockets and signals, from version 6.
 _NETWORK, _NETWORK_VERSION = 0b11, 4
 _SCOPED, _SCOPED_VERSION = 0b11, 6
 _READ_FILE = ("read_file",)
 _READ_FOLDER = ("read_file", "read_dir")
-# No links, pipes, sockets or devices: the reader of a result may open them.
+# Links, pipes, sockets and devices are excluded, because the reader of a result might open them.
 _WRITE_FOLDER = (
     *_READ_FOLDER,
     *("write_file", "remove_dir", "remove_file", "make_dir", "make_reg", "truncate"),
@@ -55,7 +55,7 @@ _SYSTEM = (
     "/proc/meminfo",
     "/proc/stat",
     "/proc/sys/vm/overcommit_memory",
-    # Only this process's folder: the link is resolved when the rule is added.
+    # This allows only this process's folder, as the link is resolved when the rule is added.
     "/proc/self",
     "/sys/devices/system/cpu",
     "/sys/devices/system/node",
@@ -67,9 +67,9 @@ _NULL = "/dev/null"
 
 # --- system calls
 
-# Numbers of the allowed system calls of x86-64. Among the refused ones are calls for processes,
-# sockets, keys, modules, mounts, tracing, other processes' memory, and files' owners and modes,
-# which Landlock does not restrict.
+# Allowed system calls with their numbers on x86-64. The list excludes calls for processes, sockets,
+# keys, modules, mounts, tracing, other processes' memory, and files' owners and modes, which
+# Landlock does not restrict.
 _CALLS = {
     # Files; Landlock restricts their paths.
     **{"read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8},
@@ -107,15 +107,15 @@ _CALLS = {
     **{"getpgid": 121, "getsid": 124, "capget": 125, "getpriority": 140, "time": 201},
     **{"clock_gettime": 228, "clock_getres": 229, "getrandom": 318},
 }
-# Programs expect that older kernels lack the calls from this number on, so these get ENOSYS, other
-# calls EPERM. One of them is clone3: its flags are in memory, which no filter can read, and without
-# it the C library starts threads by clone.
+# Rejected calls from this number on return ENOSYS instead of EPERM, because programs expect that
+# older kernels lack them. An example is clone3, whose flags are in memory that a filter cannot
+# read. After ENOSYS, the C library starts threads by clone.
 _FIRST_NEW_CALL = 424
 _OPEN, _IOCTL, _CLONE, _KILL, _FCNTL, _PRCTL = 2, 16, 56, 62, 72, 157
 _TGKILL, _OPENAT, _PRLIMIT64 = 234, 257, 302
-# Landlock before version 3 does not restrict truncation by opening a file for reading, or with
-# access mode 3, for neither reading nor writing. So O_TRUNC is allowed only when opening for
-# writing, which Landlock restricts.
+# Before version 3, Landlock does not restrict truncation when a file is opened for reading, or with
+# access mode 3 (neither reading nor writing). So allow O_TRUNC only with modes for writing, which
+# Landlock restricts.
 _OPEN_MASK = os.O_ACCMODE | os.O_TRUNC
 _OPEN_FLAGS = [
     os.O_RDONLY,
@@ -125,26 +125,25 @@ _OPEN_FLAGS = [
     os.O_RDWR | os.O_TRUNC,
 ]
 _CLONE_THREAD = 0x00010000
-# Flags of new namespaces: mounts, cgroups, host names, IPC, users, processes, networks, times.
+# Flags for new namespaces: mounts, cgroups, host names, IPC, users, processes, networks, times.
 _CLONE_NEW = 1 << 17 | 1 << 25 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 7
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none of them changes a device.
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, which do not change devices.
 _IOCTLS = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
-# Commands for descriptors and their flags: neither locks on other processes' files nor signals to
-# owners.
+# Commands that duplicate descriptors or access their flags, but no commands for locks or signals.
 _FCNTLS = [0, 1, 2, 3, 4, 1030]
-# PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA; not PR_SET_PDEATHSIG, so that the process
-# still ends with its parent.
+# PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA. PR_SET_PDEATHSIG is excluded, so that the
+# process still ends with its parent.
 _PRCTLS = [15, 16, 23, 0x53564D41]
 _AUDIT_ARCH_X86_64 = 0xC000003E
-# Bit of the numbers of x32 calls, which a kernel of x86-64 may also support.
+# Bit in the numbers of x32 system calls, which x86-64 kernels may also support.
 _X32 = 0x40000000
 _KILL_PROCESS, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
-# Apply the filter to all threads, and disable a mitigation that slows down filtered processes
-# before Linux 5.16.
+# Flags that apply the filter to all threads, and disable a mitigation that slows down filtered
+# processes before Linux 5.16.
 _TSYNC, _SPEC_ALLOW = 1, 4
-# Instructions: load a word of the call's data, bitwise and, two comparisons, return.
+# BPF instructions: load a word of the system call's data, bitwise and, two comparisons, return.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ALLOWED = _RETURN, 0, 0, _ALLOW
@@ -152,11 +151,11 @@ _REFUSED = _RETURN, 0, 0, _ERRNO | _EPERM
 
 
 class Refused(Exception):
-    """Raised by an isolated function for an invalid payload; one line."""
+    """Raised by an isolated function for an invalid payload, with a one-line message."""
 
 
 def missing() -> list[str]:
-    """Returns the missing features of this machine for a sandbox."""
+    """Returns the features for a sandbox that this machine lacks."""
     system = f"{platform.system()} {platform.machine()}"
     if system != "Linux x86_64":
         return [f"sandbox for {system} (there is one for Linux x86_64)"]
@@ -169,17 +168,17 @@ def missing() -> list[str]:
 
 
 def enter(reads: Iterable[str], scratch: Path) -> None:
-    """Puts this process into a sandbox, for good.
+    """Puts this process into a sandbox, which it cannot leave.
 
-    It can start threads, read Python's folders, shared libraries and `reads`, and write below
-    `scratch`. It can neither start a process, nor signal another one, nor open a socket.
+    Afterwards the process can start threads, read Python's folders, shared libraries and `reads`,
+    and write below `scratch`. It cannot start or signal other processes, and cannot open sockets.
 
     Args:
-        reads: Files, and folders with their contents.
-        scratch: An existing folder.
+        reads: Readable files, and folders with their contents.
+        scratch: Existing folder that remains writable.
 
     Raises:
-        Refused: If the kernel refuses it, or there are other threads.
+        Refused: The kernel rejects the sandbox, or this process has several threads.
     """
     if len(os.listdir("/proc/self/task")) > 1:
         raise Refused("expected one thread when the sandbox is entered, found more")
@@ -205,7 +204,7 @@ class _Beneath(ctypes.Structure):
 
 
 def _landlock_version() -> Optional[int]:
-    """Returns the version of this kernel's Landlock, or None if it has none."""
+    """Returns the kernel's Landlock version; None if the kernel has no Landlock."""
     version = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
     return version if version > 0 else None
 
@@ -218,7 +217,7 @@ def _restrict_files(reads: Iterable[str], scratch: Path) -> None:
     version = _landlock_version()
     if version is None:
         raise OSError(ctypes.get_errno(), "it has no Landlock")
-    # The filter of system calls covers rights that the first versions do not know.
+    # The system-call filter covers the rights that early Landlock versions do not know.
     rights = (1 << _KNOWN_RIGHTS[min(version, max(_KNOWN_RIGHTS))]) - 1
     ruleset = _Ruleset(
         rights,
@@ -237,11 +236,11 @@ def _restrict_files(reads: Iterable[str], scratch: Path) -> None:
 
 
 def _allow(rules: int, path: str, folder_rights: int, file_rights: int) -> None:
-    """Adds a rule for a path, if it exists."""
+    """Adds a Landlock rule for a path, unless the path is missing or unreadable."""
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        # Paths that do not exist, or that this user cannot read, need no rule.
+        # Missing or unreadable paths need no rule.
         return
     try:
         is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
@@ -260,10 +259,10 @@ def _system_files() -> Iterator[str]:
 
 
 def _python_folders() -> Iterator[str]:
-    """Yields the folders of Python's modules, of installed ones, and of this package.
+    """Yields the folders of Python's modules, installed packages, and this package.
 
-    Entries of `sys.path` with the user's files are omitted: the current folder, and folders above
-    this package, unless they are site-packages.
+    Entries of `sys.path` that may contain the user's files are omitted: the current folder, and
+    folders above this package, except site-packages.
     """
     yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     yield from sysconfig.get_paths().values()
@@ -304,13 +303,13 @@ def _restrict_calls() -> None:
     instructions = (_Instruction * len(code))(*(_Instruction(*step) for step in code))
     program = _Program(len(code), instructions)
     flags = _TSYNC | _SPEC_ALLOW
-    # A positive result is the id of a thread that cannot take the filter.
+    # A positive result is the id of a thread that cannot apply the filter.
     if _checked(_LIBC.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))):
         raise OSError(_EPERM, "a thread does not take the filter")
 
 
 def _filter(pid: int) -> _Code:
-    """Returns the program that judges each system call of the process of that id."""
+    """Returns the BPF program that allows or rejects each system call of process `pid`."""
     judged = {
         _OPEN: _choice(1, _OPEN_FLAGS, _OPEN_MASK),
         _OPENAT: _choice(2, _OPEN_FLAGS, _OPEN_MASK),
@@ -320,7 +319,7 @@ def _filter(pid: int) -> _Code:
         _IOCTL: _choice(1, _IOCTLS),
         _FCNTL: _choice(1, _FCNTLS),
         _PRCTL: _choice(0, _PRCTLS),
-        # Limits may only be read: the pointer to new limits must be null.
+        # The pointer to new limits must be null, so that limits can only be read.
         _PRLIMIT64: [*_unless_zero(2), *_choice(2, [0])],
     }
     return [
@@ -337,19 +336,19 @@ def _filter(pid: int) -> _Code:
 
 
 def _if(comparison: int, value: int, code: _Code) -> _Code:
-    """Runs code if the comparison of the loaded word with the value is true; else skips it."""
+    """Returns code that runs `code` only if comparing the loaded word with a value is true."""
     return [(comparison, 0, len(code), value), *code]
 
 
 def _choice(argument: int, values: Iterable[int], mask: Optional[int] = None) -> _Code:
-    """Allows a call if its argument's lower half, which the kernel reads, is one of the values."""
+    """Returns code that allows a call if the low 32 bits of an argument are among `values`."""
     masked = [] if mask is None else [(_AND, 0, 0, mask)]
     compared = [step for value in values for step in _if(_EQUAL, value, [_ALLOWED])]
     return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *masked, *compared, _REFUSED]
 
 
 def _unless_zero(argument: int) -> _Code:
-    """Refuses a call if the upper half of its argument is not 0."""
+    """Returns code that rejects a call if the high 32 bits of an argument are not 0."""
     upper = _ARGUMENTS + 8 * argument + 4
     return [(_LOAD, 0, 0, upper), (_EQUAL, 1, 0, 0), _REFUSED]
 

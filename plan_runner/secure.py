@@ -1,4 +1,4 @@
-"""Plans whose server's graph is fed with secure sums (`server_phase`)."""
+"""Plans with secure aggregation, whose server graph receives the sums (`server_phase`)."""
 
 import dataclasses
 import math
@@ -24,8 +24,8 @@ from plan_runner.profile import Profile, Sent, Sums
 from plan_runner.ram_files import File
 
 _WHERE = "plan.pb: server_phase"
-# Value of every path that a run does not use, since a default in the graph would be the plan's
-# choice. Nothing can be read or written here.
+# Value to feed for all paths that a run does not use, as the graph's default could be any path. No
+# file can be read or written here.
 _NOWHERE = "/dev/null/unused"
 _SAVERS = (
     "write_client_init",
@@ -38,10 +38,10 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class SecureProfile(Profile):
-    """A plan whose clients send nothing outside of secure sums.
+    """A plan whose clients send all values by secure aggregation.
 
     Attributes:
-        tensors: The securely summed tensors, by name.
+        tensors: The securely summed tensors, keyed by name.
     """
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
@@ -53,7 +53,7 @@ class SecureProfile(Profile):
         )
         check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase"))
         phase = plan.phase[0].server_phase
-        # Other parts, read_update above all, would be sums outside of the side channels.
+        # Reject other fields, such as read_update, which would sum values without protection.
         check_parts(
             phase,
             _WHERE,
@@ -87,8 +87,8 @@ class SecureProfile(Profile):
         fed = frozenset(tensor_name(tensor.restore_name) for tensor in self.tensors.values())
         check_graph(graph_def, Permissions(paths, paths, fed), f"{_WHERE}: graph")
         self._graph = load_graph(graph_def, f"{_WHERE}: graph")
-        # Two sessions, as on separate servers: variables leave a session by checkpoints only, and
-        # the aggregator has no state of the server.
+        # Use two sessions, as on separate servers: variables leave a session only by checkpoints,
+        # and the aggregator does not have the server's state.
         self._coordinator = self._session("coordinator")
         self._aggregator = self._session("aggregator")
         self._coordinator.require(
@@ -155,7 +155,7 @@ class SecureProfile(Profile):
         self._ops["write_intermediate_update"].save(aggregator, partial)
 
     def _measured(self) -> dict[str, np.ndarray]:
-        """Returns the metrics that the plan names, from the current variables."""
+        """Returns the current values of the plan's metrics, keyed by name."""
         metrics = self._phase.metrics
         names = [tensor_name(metric.variable_name) for metric in metrics]
         values = self._coordinator.run(names, {}, "metrics") if names else []
@@ -171,10 +171,10 @@ class SecureProfile(Profile):
 
 @dataclasses.dataclass(frozen=True)
 class SecureTensor:
-    """A tensor that clients send into a secure sum only.
+    """A tensor that clients send by secure aggregation.
 
     Attributes:
-        modulus: Modulus of the sum; every value of a client is below it.
+        modulus: Modulus of the sum; each client's values are below the modulus.
         restore_name: Name of the placeholder for the sum in the server's graph.
     """
 
@@ -185,13 +185,13 @@ class SecureTensor:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a client's output: every number in the bits of the modulus, packed."""
+        """Number of bytes of a client's values, packed with ceil(log2(modulus)) bits each."""
         size = math.prod(size or 0 for size in self.kind.shape)
         return -(-size * (self.modulus - 1).bit_length() // 8)
 
 
 def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
-    """Reads a SideChannel."""
+    """Converts a SideChannel message."""
     if not channel.HasField("secure_aggregand") or not channel.restore_name:
         raise PlanError(f"{where}: expected secure_aggregand and restore_name, found a part of it")
     aggregand = channel.secure_aggregand
@@ -208,7 +208,7 @@ def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
 
 
 def in_graph(tensor: SecureTensor, total: np.ndarray) -> np.ndarray:
-    """Returns a sum of uint64 in the dtype that the server's graph expects."""
+    """Converts a sum from uint64 to the dtype that the server's graph expects."""
     dtype = np.dtype(tensor.kind.dtype)
     largest = int(total.max()) if total.size else 0
     if largest > np.iinfo(dtype).max:
@@ -217,11 +217,11 @@ def in_graph(tensor: SecureTensor, total: np.ndarray) -> np.ndarray:
 
 
 class SecureSums(Sums):
-    """The sums of all tensors over the clients of a round."""
+    """The sums of all tensors over a round's clients, each modulo the tensor's modulus."""
 
     def __init__(self, tensors: Mapping[str, SecureTensor]) -> None:
         self._tensors = tensors
-        # Twice a modulus fits.
+        # uint64 holds the sum of two values, because moduli are at most 2^62.
         self._totals = {
             name: np.zeros([size or 0 for size in tensor.kind.shape], np.uint64)
             for name, tensor in tensors.items()

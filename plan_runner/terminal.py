@@ -1,4 +1,4 @@
-"""Text for terminals: escapes instead of control and invisible characters."""
+"""Escapes control and invisible characters in output for terminals."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-# Joiners of letters in Persian or Hindi words and of emoji, and the space of Chinese and Japanese.
+# Zero-width joiners, as in Persian, Hindi or emoji, and the space of Chinese and Japanese.
 _SPELLING = "\u200c\u200d\u3000"
 _LAYOUT = "\n\t"
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Returns text in which controls and invisible characters are written as escapes.
+    """Replaces control and invisible characters in a string by escapes.
 
-    Controls would command a terminal, and characters that reverse the direction of writing would
-    make a name look like another one.
+    Control characters could send commands to a terminal. Characters that reverse the direction of
+    writing could make a name look like a different name.
 
     Args:
-        kept: Further characters to keep.
+        kept: Additional characters to keep.
     """
     if text.isprintable():
         return text
@@ -29,18 +29,18 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class _PrintableStream:
-    """A text stream that writes `printable` text of several lines to another stream."""
+    """A text stream that applies `printable`, and writes the result to another stream."""
 
     def __init__(self, wrapped: TextIO) -> None:
         self._wrapped = wrapped
 
     def write(self, text: str) -> int:
-        """Writes text; returns its length."""
+        """Writes text, and returns its length."""
         self._wrapped.write(printable(text, kept=_LAYOUT))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes lines, which have their ends."""
+        """Writes lines without adding line breaks."""
         for line in lines:
             self.write(line)
 
@@ -50,7 +50,7 @@ class _PrintableStream:
 
 
 def escape_output() -> None:
-    """Lets this process print only `printable` text."""
+    """Applies `printable` to all later output of this process."""
     sys.stdout, sys.stderr = (
         cast(TextIO, s if isinstance(s, _PrintableStream) else _PrintableStream(s))
         for s in (sys.stdout, sys.stderr)

@@ -1,4 +1,4 @@
-"""The TFLite graph of devices: its check, and its comparison with TensorFlow's graph."""
+"""Checks the TFLite graph for devices, and compares its outputs with TensorFlow's graph."""
 
 import math
 import struct
@@ -23,7 +23,7 @@ from plan_runner.ram_files import File
 
 _WHERE = f"{CLIENT_ONLY_PLAN}: tflite_graph"
 _FLEX = "Flex"
-# Exceptions of readers of damaged files.
+# Exceptions that a damaged file can raise.
 _DAMAGE = (
     AttributeError,
     IndexError,
@@ -37,10 +37,12 @@ _NO_FLEX = "link the Flex delegate"
 
 
 class TfLiteClient:
-    """A TFLite graph, which runs one client after the other with the kernel of ExternalDataset.
+    """A TFLite client graph, which runs one client at a time.
+
+    The kernel of ExternalDataset must be loaded.
 
     Args:
-        content: The flatbuffer, which was checked before.
+        content: The flatbuffer, which `check_tflite` must have checked.
     """
 
     def __init__(self, content: bytes, phase: plan_pb2.ClientPhase) -> None:
@@ -50,7 +52,7 @@ class TfLiteClient:
             self._interpreter = tf.lite.Interpreter(model_content=content)
             self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as e:
-            # Some packages, such as TensorFlow 2.21's, have no Flex delegate.
+            # Some TensorFlow packages, such as version 2.21, have no Flex delegate.
             if _NO_FLEX in str(e):
                 raise PlanError("TFLite has no Flex delegate in this TensorFlow") from e
             raise PlanError(f"{_WHERE}: expected a graph for TFLite, found {reason(e)}") from e
@@ -83,12 +85,12 @@ class TfLiteClient:
 
 
 class TfLiteComparison:
-    """Compares the outputs of clients with those of TensorFlow's graph.
+    """Compares clients' outputs of the TFLite graph and of TensorFlow's graph.
 
     Attributes:
         clients: Number of compared clients.
-        largest: Largest difference, relative to a tensor's largest number or to 1. Integers of
-            secure sums differ, too, as they are rounded floats.
+        largest: Maximum over all tensors of `relative_difference` with `smallest=1`. Integers for
+            secure sums may also differ, because they are rounded floats.
     """
 
     def __init__(self, client: TfLiteClient) -> None:
@@ -104,12 +106,12 @@ class TfLiteComparison:
         update: Optional[File],
         sent: Mapping[str, np.ndarray],
     ) -> None:
-        """Runs a client again, and compares.
+        """Runs a client on TFLite, and compares the result with TensorFlow's.
 
         Args:
-            name: The client's name, for messages.
-            update: The client's checkpoint, if it writes one.
-            sent: The tensors that the client sent directly.
+            name: The client's name, for error messages.
+            update: Checkpoint that the client wrote in TensorFlow; None if it writes none.
+            sent: Tensors that the client returned directly in TensorFlow.
         """
         other = update and update.with_name(f"{update.name}.tflite")
         outputs = self._client.run(name, examples, checkpoint, other)
@@ -125,7 +127,7 @@ class TfLiteComparison:
 
 
 def tflite_comparison(export: Export) -> TfLiteComparison:
-    """Returns the comparison with an export's TFLite graph."""
+    """Loads and checks an export's TFLite graph, and returns a comparison with it."""
     plan, device = read_plans(export)
     if not device.tflite_graph:
         raise PlanError(f"{_WHERE}: expected one, found none")
@@ -137,13 +139,13 @@ def tflite_comparison(export: Export) -> TfLiteComparison:
 
 
 def relative_difference(expected: np.ndarray, actual: np.ndarray, smallest: float = 0.01) -> float:
-    """Returns the largest difference of two arrays of numbers, relative to the largest number.
+    """Returns max |expected - actual| / max(|expected|, smallest), over finite `expected`.
 
-    Equal infinities or NaNs differ by 0, and a NaN and a number by infinity, as do arrays of
-    different shapes or dtypes.
+    Equal infinities, and two NaNs, have the difference 0. The result is infinite if only one of two
+    numbers is NaN, or if shapes or dtypes differ.
 
     Args:
-        smallest: Lower bound of the largest number: zeros are exact up to rounding only.
+        smallest: Minimum of the denominator, as values near zero are only exact up to rounding.
     """
     if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
         return math.inf
@@ -156,7 +158,7 @@ def relative_difference(expected: np.ndarray, actual: np.ndarray, smallest: floa
 
 
 def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
-    """Checks the operations of a flatbuffer: TFLite's own, and those a plan's graph may have."""
+    """Checks that a flatbuffer only has TFLite's operations, and operations that plans may use."""
     try:
         graph = _as_graph(content, where)
     except _DAMAGE as e:
@@ -167,7 +169,7 @@ def check_tflite(content: bytes, permissions: Permissions, where: str) -> None:
 
 
 def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
-    """Returns TensorFlow's operations of a flatbuffer, and placeholders for the fed tensors."""
+    """Returns a graph of a flatbuffer's TensorFlow operations, with placeholders as inputs."""
     model = schema.Model.GetRootAs(content, 0)
     graph = graph_pb2.GraphDef()
     main = model.Subgraphs(0)
@@ -193,10 +195,10 @@ def _as_graph(content: bytes, where: str) -> graph_pb2.GraphDef:
 
 
 def _fed(model: Any, main: Any, where: str) -> dict[int, str]:
-    """Returns the names of the fed tensors by index.
+    """Returns the names of the fed tensors, keyed by index.
 
-    An operation that writes into a fed tensor, or a value that the file has for it, could replace
-    the checked path, and is refused.
+    Values in the file for fed tensors, and operations that write to fed tensors, raise PlanError:
+    they could replace a checked path.
     """
     names: dict[int, str] = {}
     for index in (int(main.Inputs(i)) for i in range(main.InputsLength())):
@@ -205,7 +207,7 @@ def _fed(model: Any, main: Any, where: str) -> dict[int, str]:
             raise PlanError(f"{where}: expected every input once, found {names[index]} again")
         names[index] = tensor.Name().decode()
         buffer = model.Buffers(tensor.Buffer())
-        # Newer files may have values behind the flatbuffer.
+        # Newer files may store values after the flatbuffer.
         elsewhere = [getattr(buffer, part, int)() for part in ("Offset", "Size")]
         if buffer.DataLength() or any(elsewhere) or tensor.IsVariable():
             raise PlanError(f"{where}: {names[index]}: expected an input, found a value for it")
@@ -232,7 +234,7 @@ def _flex_nodes(
         name = (code.CustomCode() or b"").decode()
         if not name.startswith(_FLEX):
             raise PlanError(f"{where}: {name} is neither an op of TFLite nor one of TensorFlow")
-        # TFLite would prefer these options to the checked ones.
+        # TFLite would use these options instead of the checked ones.
         if any(
             getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")
         ):
