@@ -1,4 +1,5 @@
-"""Measurements of this package and of other simulators, from a checkout; not installed.
+"""Measurements of this package and other simulators, which run from a checkout only.
 
-Without this file, Python packages with a folder `benchmarks` of their own would hide this folder.
+This file makes the folder a package. Otherwise an installed package named `benchmarks` would be
+imported instead.
 """

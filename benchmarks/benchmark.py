@@ -1,4 +1,4 @@
-"""Times rounds of this package and of other simulators, also at scale: tables, JSON, Markdown.
+"""Times rounds of this package and of other simulators, and writes tables as JSON and Markdown.
 
 Example: ./run benchmark --workload=emnist_cnn --peers=fedjax,pfl
 """
@@ -36,9 +36,9 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 _RUNS = Path("runs")
 _SCALE = "scale"
 _DEVICES = ["cpu", "gpu"]
-# Text below the heading of the generated section.
+# Heading level within the generated section of a page.
 _PAGE_HEADINGS = 4
-# Workloads by the value of --workload.
+# Workloads to time, keyed by the value of --workload.
 _CHOICES: Registry[list[str]] = Registry(
     "workload",
     {**{name: [name] for name in [*WORKLOADS, _SCALE]}, "all": [*WORKLOADS, _SCALE]},
@@ -115,14 +115,14 @@ def main(argv: Sequence[str]) -> int:
             report = dataclasses.replace(report, workloads=[*report.workloads, compared])
         # Write after each workload, as the next one may be interrupted.
         write(report, path)
-    # Write the page at the end only, as half of the results would mislead its readers.
+    # Write the page only at the end, because incomplete results would mislead readers.
     if page is not None:
         page.replace_section(report.section(_PAGE_HEADINGS))
     return finish(report, path)
 
 
 def chosen_workload(name: str) -> Workload:
-    """Returns a workload, with the number of clients from the flags."""
+    """Returns a workload, with the number of clients from --clients if given."""
     workload, clients = WORKLOADS[name], flags.FLAGS.clients
     return workload if clients is None else dataclasses.replace(workload, clients=clients)
 
@@ -148,7 +148,7 @@ def chosen_peers() -> list[SideSpec]:
 
 
 def chosen_page() -> Optional[Page]:
-    """Returns the page that the flags name, if any."""
+    """Returns the page of --page; None if the flag is not set."""
     if not flags.FLAGS.page:
         return None
     page = Page(Path(flags.FLAGS.page))
@@ -167,7 +167,7 @@ def output_folder() -> Path:
 
 
 def protocol(path: Path, name: str) -> Protocol:
-    """Returns numbers of rounds and repetitions; creates a log folder for the workload `name`."""
+    """Returns the measurement settings, and creates the log folder of workload `name`."""
     logs = path / "logs" / name
     make_folder(logs)
     return Protocol(
@@ -186,7 +186,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def finish(report: Report, path: Path) -> int:
-    """Prints the tables and the failed sides; returns 1 if a side failed."""
+    """Prints the tables and the failed sides, and returns the exit status."""
     print(f"\n{report.text()}\n\ntables: {path / 'benchmark.md'}, {path / 'benchmark.json'}")
     failed = report.failures()
     for line in failed:

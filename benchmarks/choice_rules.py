@@ -1,13 +1,12 @@
-"""Alternatives to the choice rule of `./run recommend`, on synthetic problems, in NumPy.
+"""Compares rules by which `./run recommend` could choose a method, on synthetic problems.
 
     .venv/bin/python -m benchmarks.choice_rules --problems=120
 
-The clients are those of `benchmarks.recommend_promise`. FedAvg, uniform weights and AgnosticFedAvg
-with absent domains frozen are trained here, in NumPy, each at two learning rates and with several
-seeds. A rule uses some of the validation clients, with some of their examples. The table has, for
-each number of clients and seeds and each confidence level, the fraction of the best method's gain
-that the choice attains, and the fraction of choices significantly worse than FedAvg on fresh
-clients.
+The problems are from `benchmarks.recommend_promise`. On each problem, NumPy code trains FedAvg,
+uniform domain weights, and AgnosticFedAvg with absent domains frozen, at two learning rates and
+with several seeds. A rule is a confidence level, together with numbers of validation clients,
+examples and seeds. For each rule, the table has two percentages: how much of the best method's gain
+the chosen method attains, and how often it is significantly worse than FedAvg on fresh clients.
 """
 
 import argparse
@@ -41,27 +40,26 @@ _REPLICATES = 1000
 
 
 class Judges(NamedTuple):
-    """Data of a choice: numbers of clients per domain, of examples per client, and of seeds."""
+    """Validation data of a rule: clients per domain, examples per client, and seeds."""
 
     clients: int
     examples: int
     seeds: int
 
 
-# Numbers of clients as on `recommend_promise`'s problems, and as on digits with a noisy and a rare
-# domain.
+# 40 clients are as in the problems of `recommend_promise`, 12 and 24 as in `hard_domains`.
 JUDGES = (Judges(40, 20, 5), Judges(12, 5, 3), Judges(12, 5, 5), Judges(24, 5, 3))
-# Confidence levels of a gain above 0: 95% two-sided, 95% one-sided, and 90% one-sided.
+# Confidence levels for a gain above 0: 95% two-sided, 95% one-sided, and 90% one-sided.
 LEVELS = (0.975, 0.95, 0.9)
 
 
 def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """Returns the weights [features] of logistic regression after training with a method.
+    """Trains logistic regression with a method, and returns the weights [features].
 
     Args:
-        row: A member of `_ROWS`.
-        clients: Training clients; each takes two steps a round, on halves of its examples.
-        domains: The domain of each client, [clients].
+        row: Name of the method, from `_ROWS`.
+        clients: Training clients. In a round, a client takes one step on each half of its examples.
+        domains: Domain of each client, [clients].
         rate: Learning rate of the clients.
         seed: Seed of the cohorts.
     """
@@ -88,24 +86,29 @@ def trained(row: str, clients: Drawn, domains: np.ndarray, rate: float, seed: in
 
 
 def _moved(lambdas: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns lambda after an exponentiated step on mean losses; absent domains keep it."""
+    """Returns lambda after an exponentiated-gradient step; absent domains keep their lambda.
+
+    Args:
+        sums: Sums of the clients' mean losses, [domains].
+        counts: Numbers of clients, [domains].
+    """
     present = counts > 0
     moved = np.where(present, lambdas * np.exp(_DOMAIN_RATE * sums / np.maximum(counts, 1)), 0.0)
     return np.where(present, moved * lambdas[present].sum() / moved.sum(), lambdas)
 
 
 def right(weights: np.ndarray, clients: Drawn) -> np.ndarray:
-    """Returns whether a model is right on each example, [clients, examples]."""
+    """Returns a mask of the correctly classified examples, [clients, examples]."""
     return (clients.x @ weights > 0) == clients.labels.astype(bool)
 
 
 def worst_domain_gain(ours: np.ndarray, theirs: np.ndarray, draws: np.ndarray) -> Spread:
-    """Returns the gain in a method's worst domain, with its error over clients and seeds.
+    """Returns a method's gain in the worst domain, with its variance over clients and seeds.
 
     Args:
-        ours: Accuracies [seeds, domains, clients] of the method.
+        ours: Accuracies of the method, [seeds, domains, clients].
         theirs: Accuracies of the baseline, in the same shape.
-        draws: Weight of each client, [replicates, domains, clients].
+        draws: Bootstrap weights of the clients, [replicates, domains, clients].
     """
     values, replicates = [], []
     for accuracy in (ours, theirs):
@@ -130,7 +133,7 @@ def surest(rows: Mapping[str, Spread], level: float) -> Optional[str]:
 
 
 class Outcome(NamedTuple):
-    """Gains of the choice and of the best method, and whether the choice is worse than FedAvg."""
+    """Gains of the chosen and the best method, and whether the chosen one is worse than FedAvg."""
 
     gain: float
     best: float
@@ -138,7 +141,7 @@ class Outcome(NamedTuple):
 
 
 def rule_outcomes(number: int, kind: str) -> dict[tuple[Judges, float], Outcome]:
-    """Returns the outcome of each rule on a problem."""
+    """Returns each rule's outcome on the problem with this number and kind."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     made = problem(kind, rng)
     splits: dict[str, list[Drawn]] = {"train": [], "heldout": [], "test": []}
@@ -193,7 +196,7 @@ def _with_bias(clients: Drawn) -> Drawn:
 
 
 def main() -> None:
-    """Runs problems, and prints a line for each rule."""
+    """Runs all problems, and prints a table with a line per rule."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=120)
     given = parser.parse_args()

@@ -1,8 +1,9 @@
-"""Times rounds of Stochastic-AFL with the per-domain gradient and with the weighted one.
+"""Times rounds of Stochastic-AFL with the per-domain gradient and with the weighted gradient.
 
     .venv/bin/python -m benchmarks.gradient_cost
 
-Rounds of both take turns in one process, on the same clients; the result is their ratio.
+Rounds with either gradient alternate in one process, on the same clients. The result is the ratio
+of their times.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ _GRADIENTS = {"per_domain": all_domains, "weighted": drawn_by_lambda}
 
 
 def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
-    """Returns the seconds of each round with each gradient."""
+    """Returns each round's seconds, keyed by the gradient's name."""
     workload = dataclasses.replace(logistic(_CLIENTS, num_domains), examples=_EXAMPLES)
     cohort = make_clients(workload)
     names = tuple(map(str, range(num_domains)))
@@ -49,7 +50,7 @@ def seconds(num_domains: int, runtime: CohortRuntime) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Prints the ratio of the medians, and the quartiles of the ratios of paired rounds."""
+    """Prints the ratio of the median times, and quartiles of the ratios of paired rounds."""
     rows = []
     with CohortRuntime() as runtime:
         for num_domains in _DOMAINS:

@@ -2,18 +2,19 @@
 
     .venv/bin/python -m benchmarks.interval_coverage
 
-Each repetition draws test clients of five domains, and per seed models of two algorithms. The
-number of examples per client is skewed. An example is right with a probability that is the sum of
-the model's accuracy in the domain and three effects of the client: on its accuracy, on its gain,
-and on its accuracy with this seed. The gain of a seed is the true gain plus an effect of the seed.
-The sums are those of an evaluation, with Poisson weights. The true gain is compared with
+Each repetition draws test clients of five domains, and models of two algorithms for each seed. The
+number of examples per client is skewed. The probability that a model is right on an example is the
+model's accuracy in the domain plus three random effects of the client: on its accuracy, on its
+gain, and on its accuracy with this seed. A seed's gain is the true gain plus an effect of the seed.
+Test clients have Poisson weights, as in an evaluation. The script counts how often the true gain is
+in each of these intervals:
 
-- the interval of `tff_agnostic.metrics.intervals`: of one domain, of all examples together, and of
-  the worst domain (each model's own; all domains except one are equal);
+- the interval of `tff_agnostic.metrics.intervals`, for one domain, for all examples, and for each
+  model's worst domain;
 - Student's interval over the seeds, on the same clients.
 
-With `--case=skewed` errors are rare, 3 in 100, and a few clients have most of the examples. With
-`--case=kinds` one client in ten loses 20 points, and small samples may have no such client.
+With `--case=skewed`, errors are rare, 3 in 100, and a few clients have most of the examples. With
+`--case=kinds`, one client in ten loses 20 points, and small samples may have no such client.
 """
 
 import argparse
@@ -40,13 +41,13 @@ class Case(NamedTuple):
     """The distribution of clients and seeds.
 
     Attributes:
-        accuracies: Accuracy of each domain; the first domain is worst, and gains most.
-        gains: Gain in each domain.
-        of_client: Standard deviation of the accuracy over clients.
-        of_gain: Standard deviation of the gain over clients.
-        of_both: Standard deviation of the accuracy over pairs of client and seed.
-        of_seed: Standard deviation of the accuracy of a seed's model in a domain.
-        of_size: Standard deviation of the logarithm of a client's number of examples.
+        accuracies: Accuracy of the first algorithm in each domain, lowest in the first domain.
+        gains: Gain of the second algorithm in each domain, largest in the first domain.
+        client_sd: Standard deviation of the accuracy over clients.
+        gain_sd: Standard deviation of the gain over clients.
+        both_sd: Standard deviation of the accuracy over pairs of client and seed.
+        seed_sd: Standard deviation of a domain's accuracy over seeds.
+        size_sd: Standard deviation of the logarithm of a client's number of examples.
         kind: Additional gain of one client in ten.
     """
 
@@ -73,11 +74,11 @@ CASES = {
 
 
 class Coverage(NamedTuple):
-    """Coverage of the true gain by the intervals, as fractions of the repetitions.
+    """Coverage of intervals: the fraction of repetitions in which they contain the true gain.
 
     Attributes:
-        clients: Test clients of each domain.
-        seeds: Trials of each algorithm.
+        clients: Number of test clients per domain.
+        seeds: Number of trials per algorithm.
         what: Name of the gain, one of `_WHAT`.
         both: Coverage of the interval over clients and seeds.
         width: Mean width of the interval over clients and seeds.
@@ -97,7 +98,10 @@ class Coverage(NamedTuple):
 def _sums(
     rng: np.random.Generator, case: Case, clients: int, seeds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns right answers [seeds, 2, domains, clients], and examples [domains, clients]."""
+    """Draws numbers of correct predictions [seeds, 2, domains, clients], and of examples.
+
+    The numbers of examples are [domains, clients].
+    """
     shape = (DOMAINS, clients)
     sizes = 5 + np.round(rng.lognormal(3.0, case.size_sd, shape)).astype(int)
     offset, gain = rng.normal(0, case.client_sd, shape), rng.normal(0, case.gain_sd, shape)
@@ -111,20 +115,20 @@ def _sums(
 
 
 def _gains(right: np.ndarray) -> np.ndarray:
-    """Returns the gains of `_WHAT` from ratios [..., 2, domains + 1]."""
+    """Returns the gains of `_WHAT`, [..., 3], from accuracies [..., 2, domains + 1]."""
     gain = right[..., 1, :] - right[..., 0, :]
     worst = right[..., 1, :-1].min(axis=-1) - right[..., 0, :-1].min(axis=-1)
     return np.stack([gain[..., 0], gain[..., -1], worst], axis=-1)
 
 
 def coverage(case: Case, clients: int, seeds: int, repetitions: int) -> Sequence[Coverage]:
-    """Returns the coverage of the true gain by the intervals, for each gain of `_WHAT`.
+    """Returns the coverage of the intervals for each gain of `_WHAT`.
 
     Args:
         case: Distribution of clients and seeds.
-        clients: Test clients of each domain.
-        seeds: Trials of each algorithm.
-        repetitions: Number of draws of clients and seeds.
+        clients: Number of test clients per domain.
+        seeds: Number of trials per algorithm.
+        repetitions: Number of simulated evaluations.
     """
     rng = np.random.default_rng([0, clients, seeds])
     truth = _truth(np.random.default_rng(0), case)
@@ -161,7 +165,7 @@ def coverage(case: Case, clients: int, seeds: int, repetitions: int) -> Sequence
 
 
 def _truth(rng: np.random.Generator, case: Case) -> np.ndarray:
-    """Returns the gains with thousands of clients, averaged over many seeds."""
+    """Returns the true gains, approximated with thousands of clients and many seeds."""
     estimates = []
     for _ in range(40):
         right, sizes = _sums(rng, case, 4000, 25)
@@ -175,7 +179,7 @@ def _with_all(sums: np.ndarray) -> np.ndarray:
 
 
 def table(coverages: Sequence[Coverage]) -> str:
-    """Returns the coverages as a table in Markdown."""
+    """Returns the coverages as a Markdown table."""
     rows = [
         [
             f"{c.clients} ({c.effective:.0f})",
@@ -200,7 +204,7 @@ def table(coverages: Sequence[Coverage]) -> str:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Simulates all settings, and prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,9 +1,9 @@
-"""Writes a Posts.xml of any size, for measuring imports.
+"""Writes a synthetic Stack Exchange dump (Posts.xml) of any size, for measuring imports.
 
 Example: python benchmarks/make_dump.py --megabytes=1000 --output=big/Posts.xml
 
-Posts have about the lengths and the markup of Stack Exchange's posts, and words with Zipf's
-frequencies. Only the standard library is needed.
+Posts have lengths and markup like Stack Exchange's posts, and words with Zipf frequencies. The
+script needs only the standard library.
 """
 
 import argparse
@@ -19,7 +19,7 @@ _POSTS_PER_USER = 8
 
 
 def sentences(draw: random.Random) -> list[str]:
-    """Returns sentences for posts."""
+    """Returns random sentences for posts."""
     letters = "etaoinshrdlucmfw"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 9))) for _ in range(_NUM_WORDS)]
     weights = list(itertools.accumulate(1 / k for k in range(1, _NUM_WORDS + 1)))
@@ -30,7 +30,7 @@ def sentences(draw: random.Random) -> list[str]:
 
 
 def body(draw: random.Random, texts: list[str]) -> str:
-    """Returns a post's HTML: 1 to 5 paragraphs, sometimes with code."""
+    """Returns a random post in HTML: 1 to 5 paragraphs, some with code."""
     parts = []
     for _ in range(draw.randint(1, 5)):
         text = " ".join(draw.choices(texts, k=draw.randint(1, 4)))
@@ -43,7 +43,7 @@ def body(draw: random.Random, texts: list[str]) -> str:
 
 
 def rows(seed: int) -> Iterator[str]:
-    """Yields an endless sequence of rows: a question, then some answers to it."""
+    """Yields XML rows without end: each question is followed by its answers."""
     draw = random.Random(seed)
     texts = sentences(draw)
     question = 0

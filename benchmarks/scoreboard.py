@@ -1,10 +1,10 @@
-"""The choice of `recommend` next to every method of its portfolio, on several data sets.
+"""Compares the method that `recommend` chooses with its whole portfolio, on several data sets.
 
     .venv/bin/python -m benchmarks.scoreboard --data_dir=FOLDER --output_dir=FOLDER --page=FILE.md
 
-Each data set gets a search as `recommend` runs it. Then every method trains again at its best
-setting, and is evaluated once on the test clients. A killed call resumes; data sets whose files are
-missing are skipped.
+On each data set, the script runs the search of `recommend`. Then every method trains again at its
+best setting, and is evaluated once on the test clients. A killed command resumes when it runs
+again. Data sets with missing files are skipped.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from tff_agnostic.program.studies.gains import gain, worst_domain
 from tff_agnostic.program.studies.recommend import RECOMMEND, parse_request
 from tff_agnostic.program.studies.runset import RunSet
 
-# Files in a data set's folder: an imported table, and the user's model.
+# Files in a data set's output folder: the table to import, and the user's model.
 _TABLE, _MODEL = "table.csv", "model.py"
 _SPLIT = ("train:0.6", "heldout:0.2", "test:0.2")
-# A small next-word model that is almost trained after 300 rounds.
+# A small next-word model, which almost converges within 300 rounds.
 _WORDS = {"vocabulary": 1000, "sequence_length": 12, "network": "lstm:embedding=24,units=48"}
 _TRAINED_ON_WORDS: Mapping[str, Any] = {
     "clients_per_round": 10,
@@ -86,15 +86,16 @@ class DataSet:
     """A data set of the scoreboard.
 
     Attributes:
-        title: Heading of its section.
+        title: Heading of the data set's section.
         task: Name of the task.
-        needs: Files or folders below --data_dir.
-        source: Origin of these files.
-        settings: Settings of every method, by flag.
-        task_options: Options of the task, by flag.
+        needs: Required files or folders below --data_dir.
+        source: Origin of the required files.
+        settings: Settings of all methods, keyed by flag.
+        task_options: Options of the task, keyed by flag.
         raw: Options of the import; None if the task reads the files itself, or needs none.
-        table: Yields the rows of an imported table, the header first.
-        model: Text of the user's model.
+        table: Called with the required files; yields the header and rows of the table to import.
+            None to import the required files directly.
+        model: Source code of the user's model; None for the task's model.
     """
 
     title: str
@@ -108,11 +109,11 @@ class DataSet:
     model: Optional[str] = None
 
     def lacks(self, data_dir: Optional[Path]) -> tuple[str, ...]:
-        """Returns the missing files."""
+        """Returns the required files that are missing."""
         return tuple(n for n in self.needs if data_dir is None or not (data_dir / n).exists())
 
     def prepare(self, data_dir: Optional[Path], folder: Path) -> dict[str, Any]:
-        """Returns the arguments of `recommend` for the data, which it prepares in a folder once."""
+        """Imports the data to a folder unless it is there; returns `recommend`'s data arguments."""
         make_folder(folder)
         inputs = [data_dir / name for name in self.needs] if data_dir is not None else []
         arguments: dict[str, Any] = {"task": self.task, **self.task_options}
@@ -131,7 +132,7 @@ class DataSet:
                 inputs = [folder / _TABLE]
             texts = tuple(map(str, inputs))
             options = dataclasses.replace(self.raw, input=texts, output=str(store))
-            # A source with its own test examples has no default split.
+            # The default split counts as not given, because sources with test examples reject one.
             given = () if options.split == ImportOptions().split else ("split",)
             print(checked_import(options, given=given).run(ReadLog()).text())
         return {**arguments, "data": store}
@@ -140,7 +141,7 @@ class DataSet:
 def _hard_digits(inputs: list[Path]) -> Iterator[Iterable[Any]]:
     del inputs
     yield DIGITS_HEADER
-    # An interval over half of the held-out clients requires more than six.
+    # An interval over half of the held-out clients requires more than six held-out clients.
     yield from hard_digits(evaluated_clients=24)
 
 
@@ -161,7 +162,7 @@ def _languages(inputs: list[Path]) -> Iterator[Iterable[Any]]:
 
 
 def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:
-    """Yields the flights that arrived, by plane and carrier, without those lacking a plane."""
+    """Yields flights with an arrival delay and a plane; clients are planes, domains carriers."""
     yield "plane", "carrier", "late", "origin", *_NUMBERS
     with open(inputs[0], newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -173,7 +174,7 @@ def _flights(inputs: list[Path]) -> Iterator[Iterable[Any]]:
 
 
 def _speeches(inputs: list[Path]) -> Iterator[Iterable[Any]]:
-    """Yields the speeches of LANGUAGE.csv files, by speaker; the label is "by the chair"."""
+    """Yields speeches from LANGUAGE.csv files, labelled by whether the speaker is the chair."""
     yield "speaker", "language", "chair", "text"
     for path in sorted(inputs[0].glob("*.csv")):
         with csv_field_limit(_MAX_CHARACTERS), open(path, newline="", encoding="utf-8") as file:
@@ -220,7 +221,7 @@ DATA_SETS: Registry[DataSet] = Registry(
             "emnist",
             ("mnist_by_writer",),
             "MNIST with the writers of QMNIST, as docs/reference/data_sets.md has it",
-            # Settings from the experiment's page.
+            # These settings are from the experiment's documentation page.
             settings={"rounds": 120, "client_learning_rate": 0.086, "server_learning_rate": 0.019},
             task_options={"num_classes": 10, "high_school_writers": 50},
             raw=EXPERIMENTS["mnist_by_writer"].raw_data,
@@ -293,7 +294,7 @@ DATA_SETS: Registry[DataSet] = Registry(
                 label_column="chair",
                 text_column="text",
                 split=_SPLIT,
-                # Few speakers are chairs: a split by speaker may lack chairs of a language.
+                # Few speakers are chairs, so a split by speaker may lack a language's chairs.
                 split_by="example",
             ),
             table=_speeches,
@@ -308,9 +309,9 @@ class Board:
 
     Attributes:
         data: The data set.
-        final: Every method at its best setting on the test clients.
-        choice: The method that `recommend` chooses.
-        missing: Reasons for methods without a result.
+        final: Evaluations of all methods at their best settings on the test clients.
+        choice: Name of the method that `recommend` chooses.
+        missing: Reasons why methods have no result, keyed by method.
     """
 
     data: DataSet
@@ -320,12 +321,12 @@ class Board:
 
     @property
     def measure(self) -> Measure:
-        """The main measure of the task."""
+        """The task's main metric."""
         return self.final.main_measure
 
     @property
     def best(self) -> str:
-        """The method with the best worst domain; the choice if no method is better."""
+        """The method with the best metric in the worst domain; the choice if they tie."""
         sign = 1.0 if self.measure.higher_is_better else -1.0
         means = {row: sign * self.worst(row) for row in self.final.trials}
         finite = {row: mean for row, mean in means.items() if not math.isnan(mean)}
@@ -341,7 +342,10 @@ class Board:
 
     @property
     def is_near(self) -> bool:
-        """Whether the choice is within 2 points (.05 of a loss), or the interval, of the best."""
+        """Whether the choice is within 2 points of the best method (0.05 for losses).
+
+        A difference that is not significant also counts as near.
+        """
         if self.best == self.choice:
             return True
         behind = gain(self.final, self.best, self.choice, WORST, self.measure)
@@ -349,11 +353,11 @@ class Board:
         return is_close or behind.is_open or behind.direction() < 0
 
     def worst(self, row: str) -> float:
-        """Returns the mean of the measure in the worst domain."""
+        """Returns a method's mean metric in the worst domain."""
         return self.final.trials[row].mean(WORST, self.measure.name)
 
     def payers(self, row: str) -> list[str]:
-        """Returns the domains that are worse off than with FedAvg, by simultaneous intervals."""
+        """Returns the domains in which a method is worse than FedAvg, by simultaneous intervals."""
         names = self.final.domain_names
         gains = {name: gain(self.final, row, BASELINE, name, self.measure) for name in names}
         finite = {name: g for name, g in gains.items() if not math.isnan(g.mean)}
@@ -361,7 +365,7 @@ class Board:
 
 
 def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
-    """Completes the runs of a data set, and returns the results."""
+    """Completes all runs on a data set, and returns the results."""
     request = parse_request(given)
     runtime_name = request.first.config.runtime
     options = given.runtime_options(runtime_name)
@@ -379,23 +383,23 @@ def run(data: DataSet, given: RunArguments, folder: Path) -> Board:
 def data_arguments(
     data: DataSet, read: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> RunArguments:
-    """Returns the request to `recommend` for a data set.
+    """Returns the arguments of `recommend` for a data set.
 
     Args:
-        read: Arguments of the data; see `DataSet.prepare`.
-        shared: Arguments that all data sets share.
+        read: Result of `DataSet.prepare`.
+        shared: Arguments that are equal for all data sets.
     """
     settings = {**data.settings, **shared}
-    # Only the last round is evaluated, as no curves are drawn.
+    # Evaluate only the last round, because no curves are drawn.
     rounds = settings.get("rounds", resolve(data.task, {}, {}).config.rounds)
     return recommend_arguments({"evaluate_every": rounds, **settings, **read})
 
 
 def recommend_arguments(values: Mapping[str, Any]) -> RunArguments:
-    """Returns the arguments of `recommend` without progress.
+    """Parses flags of `recommend`, and disables its progress output.
 
     Args:
-        values: Values by flag.
+        values: Values, keyed by flag.
     """
     with flagsaver.flagsaver():
         RECOMMEND.define_flags()
@@ -424,7 +428,7 @@ def summary(boards: Mapping[str, Board]) -> str:
 
 
 def table(board: Board) -> str:
-    """Returns a table with a line per method, in which the choice is marked."""
+    """Returns a table with a line per method, which marks the choice."""
     measure, names = board.measure, board.final.domain_names
     rows = [
         [
@@ -443,10 +447,11 @@ def table(board: Board) -> str:
 
 
 def page(boards: Mapping[str, Board], missing: Mapping[str, Sequence[str]]) -> str:
-    """Returns the page.
+    """Returns the page in Markdown.
 
     Args:
-        missing: Missing files of data sets without results.
+        boards: Results, keyed by data set.
+        missing: Missing files, keyed by data set.
     """
     parts = ["# Scoreboard: the portfolio on several data sets", summary(boards)]
     parts += [
@@ -475,7 +480,7 @@ def _gain(board: Board, row: str) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Runs the data sets whose files exist; writes the page."""
+    """Runs all data sets whose files exist, and writes the page."""
     parser = argparse.ArgumentParser(prog="scoreboard", description=__doc__)
     parser.add_argument("--data_dir", type=Path)
     parser.add_argument("--output_dir", type=Path, required=True)

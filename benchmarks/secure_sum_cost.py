@@ -1,12 +1,11 @@
-"""Compares the costs of secure and plain sums, in processor seconds and bytes.
+"""Compares the costs of secure aggregation and plain sums, in processor seconds and bytes.
 
     .venv/bin/python -m benchmarks.secure_sum_cost
 
-The script runs the protocol alone, without a network and without training: all clients and the
-server take turns in one process. Each client has random 32-bit integers. A fraction of the clients
-vanishes after sending its shares, the most expensive case for the server. The cost of a client is
-the mean over the remaining clients. On the plain side these clients send the same integers, in the
-same messages but without masks.
+The script runs the protocol without a network and without training. All clients and the server run
+alternately in one process. Each client has random 32-bit integers. Some clients vanish after they
+have sent their shares, which is the most expensive case for the server. A client's cost is the mean
+over the remaining clients. For plain sums, these clients send the same integers without masks.
 """
 
 import argparse
@@ -37,10 +36,10 @@ class Cost:
     """Cost of one sum.
 
     Attributes:
-        client: Processor seconds of all remaining clients.
+        client: Processor seconds of all remaining clients together.
         server: Processor seconds of the server.
-        down: Bytes to all remaining clients.
-        up: Bytes from all remaining clients.
+        down: Bytes sent to all remaining clients together.
+        up: Bytes received from all remaining clients together.
     """
 
     client: float = 0.0
@@ -72,12 +71,12 @@ def _plan(clients: int, values: int) -> SumPlan:
 
 
 def _values(client: int, values: int) -> np.ndarray:
-    """Returns a client's integers; each call draws them again, to save memory."""
+    """Draws a client's integers; to save memory, each call draws the same integers again."""
     return np.random.default_rng(client).integers(0, 1 << _BITS, values, np.uint64)
 
 
 def plain(clients: int, values: int, vanish: int) -> tuple[Cost, np.ndarray]:
-    """Returns the cost and the sum of integers sent without masks."""
+    """Returns the cost and the sum if clients send their integers without masks."""
     cost, (tensor,) = Cost(), _plan(clients, values).tensors
     total = np.zeros(values, np.uint64)
     for number in range(vanish, clients):
@@ -94,7 +93,7 @@ def plain(clients: int, values: int, vanish: int) -> tuple[Cost, np.ndarray]:
 
 
 def secure(clients: int, values: int, vanish: int, folder: Path) -> tuple[Cost, np.ndarray]:
-    """Returns the cost and the result of a session of secure aggregation."""
+    """Returns the cost and the sum with secure aggregation."""
     cost, plan = Cost(), _plan(clients, values)
     secrets = [primitives.random_bytes(primitives.KEY_BYTES) for _ in range(clients)]
     publics = [primitives.identity_public(secret) for secret in secrets]
@@ -126,7 +125,7 @@ def secure(clients: int, values: int, vanish: int, folder: Path) -> tuple[Cost, 
 
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
-    """Prints a line for each number of clients and of values."""
+    """Prints a table row for each number of clients, number of values, and kind of sum."""
     parser = argparse.ArgumentParser(prog="secure_sum_cost", description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 100], help="at least 3")
     parser.add_argument("--values", type=int, nargs="+", default=[10**3, 10**5, 10**7])

@@ -1,11 +1,12 @@
-"""Times AgnosticFedAvg in two checkouts, alternating a start and a round of each.
+"""Times AgnosticFedAvg in two checkouts, with alternating starts and rounds.
 
     .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
     .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today
 
-Each checkout has its own environment, or one environment per platform, and runs the workload of
-`./run benchmark` in its own process. The result is the ratio of the processor seconds of these
-processes. The time of a first round includes the start of its process and the imports.
+Each checkout runs a workload of `./run benchmark` in a separate process, with its own environment.
+The two checkouts may be the same, with different environments. The results are ratios of the
+processes' processor seconds and clock seconds. The time of a first round includes the start of the
+process and the imports.
 """
 
 import argparse
@@ -24,12 +25,12 @@ from benchmarks.timing.workloads import WORKLOADS, Workload
 from tff_agnostic.base.errors import counted
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Minimum seconds of a timed item: the clock ticks every 10 ms.
+# Minimum seconds of a timed item, as the clock of processor time ticks every 10 ms.
 _ITEM_SECONDS = 0.5
 
 
 class _Side:
-    """The rounds of one checkout; see `benchmarks.timing.side`."""
+    """A process that runs one checkout's rounds; see `benchmarks.timing.side`."""
 
     def __init__(self, checkout: Path, environment: str, workload: Workload) -> None:
         self._checkout, self._start = checkout, time.perf_counter()
@@ -48,7 +49,7 @@ class _Side:
         self._answer()
 
     def play(self, rounds: int) -> tuple[float, float]:
-        """Returns mean processor and clock seconds of a round, over this many rounds."""
+        """Runs rounds; returns the mean processor and clock seconds of a round."""
         before, seconds = self._processor_seconds(), 0.0
         for _ in range(rounds):
             assert self._process.stdin is not None
@@ -58,7 +59,7 @@ class _Side:
         return (self._processor_seconds() - before) / rounds, seconds / rounds
 
     def first(self) -> tuple[float, float]:
-        """Returns processor and clock seconds from the start to the end of a first round."""
+        """Returns processor and clock seconds from the process's start to its first round's end."""
         self.play(1)
         return self._processor_seconds(), time.perf_counter() - self._start
 

@@ -1,1 +1,1 @@
-"""Adult's exact saddle, and the duality gap of Stochastic-AFL."""
+"""The exact saddle point of logistic regression on Adult, and Stochastic-AFL's duality gap."""

@@ -1,17 +1,17 @@
-"""The exact saddle of logistic regression on two domains, by SciPy, independent of the package.
+"""The exact saddle point of logistic regression on two domains, computed by SciPy.
 
-The binary form has one weight per feature and a bias b: the score of class 1 is s = x w + b, an
+The binary model has one weight per feature and a bias b. The score of class 1 is s = x w + b. An
 example's loss is log(1 + exp(-s)) for class 1 and log(1 + exp(s)) for class 0. The game is min over
 (w, b), max over lambda in [0, 1], of
 
     lambda L_0(w, b) + (1 - lambda) L_1(w, b) + ridge / 2 (||w||^2 + b^2)
 
-with L_k the mean loss of domain k. For a fixed lambda the optimal w is unique. The minimum over w
-is a concave function of lambda with the slope L_0 - L_1, whose zero is the saddle's lambda.
+where L_k is domain k's mean loss. For a fixed lambda, the optimal w is unique. The minimum over w
+is a concave function of lambda with slope L_0 - L_1. At the saddle point, the slope is 0.
 
-Softmax of two scores u_0, u_1 is this form with w = u_1 - u_0. Of all pairs with that difference,
-(-w / 2, w / 2) has the minimum norm, ||u_0||^2 + ||u_1||^2 = ||w||^2 / 2: a ridge of 2 r on the two
-scores' weights equals a ridge of r here.
+A softmax of two scores with weights u_0 and u_1 is this model with w = u_1 - u_0. Among all pairs
+with this difference, (-w / 2, w / 2) has the minimum norm, ||u_0||^2 + ||u_1||^2 = ||w||^2 / 2. So
+a ridge of 2 r on the softmax weights equals a ridge of r here.
 """
 
 from typing import NamedTuple, Optional
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-9
 
 
 class Saddle(NamedTuple):
-    """The optimal w for a lambda, and its losses.
+    """The optimal w for a given lambda, and the losses of w.
 
     Attributes:
         lambda_: Weight of domain 0.
@@ -40,33 +40,33 @@ class Saddle(NamedTuple):
 
 
 class TwoDomains:
-    """Logistic regression on two domains, with equal examples merged."""
+    """Logistic regression on two domains, with identical examples merged."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, domain_id: np.ndarray, ridge: float) -> None:
-        """Merges equal rows.
+        """Merges identical examples.
 
         Args:
             x: Features [n, d].
             y: Classes [n], 0 or 1.
             domain_id: Domains [n], 0 or 1.
-            ridge: r.
+            ridge: Factor of the ridge penalty.
         """
         rows = np.column_stack([x, np.ones(len(y)), y, domain_id])
         unique, counts = np.unique(rows, axis=0, return_counts=True)
         self._x = unique[:, :-2]
-        # +1 for the class 1, -1 for the class 0
+        # +1 for class 1, -1 for class 0.
         self._sign = 2.0 * unique[:, -2] - 1.0
         domains = np.eye(2)[unique[:, -1].astype(int)]
-        # Column k: the weight of each row in the mean of domain k.
+        # Column k has each row's weight in the mean loss of domain k.
         self._share = counts[:, np.newaxis] * domains / (counts @ domains)
         self._ridge = ridge
 
     def losses(self, w: np.ndarray) -> np.ndarray:
-        """Returns L_0 and L_1."""
+        """Returns the domains' losses L_0 and L_1."""
         return np.logaddexp(0.0, -self._sign * (self._x @ w)) @ self._share
 
     def value(self, w: np.ndarray, lambda_: float) -> float:
-        """Returns the objective."""
+        """Returns the objective with the ridge."""
         return float(self.losses(w) @ [lambda_, 1 - lambda_] + self._ridge / 2 * w @ w)
 
     def worst(self, w: np.ndarray) -> float:
@@ -106,7 +106,7 @@ class TwoDomains:
         return Saddle(lambda_, solution.x, self.losses(solution.x), float(solution.fun))
 
     def saddle(self) -> Saddle:
-        """Returns the saddle; the domains' losses cross between lambda = 0 and 1."""
+        """Returns the saddle point, which must have equal losses L_0 = L_1."""
         at = self.least(0.5)
 
         def slope(lambda_: float) -> float:
@@ -118,11 +118,11 @@ class TwoDomains:
         return self.least(lambda_, at.w)
 
     def gap(self, w: np.ndarray, lambda_: float) -> float:
-        """Returns max over lambda at w, minus min over w at lambda: 0 at the saddle only."""
+        """Returns the duality gap: max over lambda for w, minus min over w for lambda."""
         return self.worst(w) - self.least(lambda_, w).value
 
 
 def accuracies(w: np.ndarray, x: np.ndarray, y: np.ndarray, domain_id: np.ndarray) -> np.ndarray:
-    """Returns the accuracies of w on all examples, on domain 0 and on domain 1."""
+    """Returns the accuracy of w on all examples, on domain 0 and on domain 1, [3]."""
     is_right = (np.column_stack([x, np.ones(len(y))]) @ w > 0) == (y == 1)
     return np.array([is_right.mean(), *(is_right[domain_id == k].mean() for k in (0, 1))])

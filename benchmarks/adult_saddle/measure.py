@@ -1,9 +1,9 @@
-"""Adult's exact saddle, and the duality gap of Stochastic-AFL over its rounds.
+"""Measures the duality gap of Stochastic-AFL on Adult, and plots it over the rounds.
 
     .venv/bin/python -m benchmarks.adult_saddle.measure DATA_DIR IMAGE
 
-Prints the exact solutions, and the duality gap of the package's algorithm after 1, 2, 4 ... rounds;
-draws the gaps. See README.md in this folder.
+The script prints exact solutions, and the duality gap of the package's algorithm after 1, 2, 4 ...
+rounds. See README.md in this folder.
 """
 
 import sys
@@ -32,15 +32,15 @@ RIDGE = 1e-4
 
 
 class Run(NamedTuple):
-    """A run whose gap is measured.
+    """A training run, whose duality gap the script measures.
 
     Attributes:
         label: Label in the figure.
         rounds: Number of rounds.
-        num_clients: Number of clients to which the rows are dealt.
-        cohort: Clients per round, drawn uniformly.
+        num_clients: Number of clients among which the examples are split.
+        cohort: Number of uniformly sampled clients per round.
         settings: Settings of `StochasticAflOptions`.
-        arguments: Further arguments of `stochastic_afl`.
+        arguments: Additional arguments of `stochastic_afl`.
     """
 
     label: str
@@ -81,29 +81,29 @@ RUNS = (
 
 
 def binary(weights: list[np.ndarray]) -> np.ndarray:
-    """Returns the binary form of a softmax of two scores: the differences, the bias last."""
+    """Converts softmax weights of two classes to the binary model's weights [d + 1]."""
     kernel, bias = (np.asarray(w, np.float64) for w in weights)
     return np.append(kernel[:, 1] - kernel[:, 0], bias[1] - bias[0])
 
 
 def dealt(table: Table, num_clients: int) -> list[dict[str, np.ndarray]]:
-    """Returns clients to which the rows are dealt at random."""
+    """Splits examples at random into clients of equal size."""
     x, y, domain_id = table
     parts = even_partition(len(y), num_clients, np.random.default_rng(0))
     return [{"x": x[rows], "y": y[rows], "domain_id": domain_id[rows]} for rows in parts]
 
 
 def build(table: Table, share: float, settings: Mapping[str, Any], **arguments: Any) -> Algorithm:
-    """Returns Stochastic-AFL for Adult with the ridge, from lambda = (1/2, 1/2).
+    """Returns Stochastic-AFL for Adult with the ridge, starting from lambda = (1/2, 1/2).
 
     Args:
-        table: The training rows.
-        share: Expected fraction of the rows in a round.
+        table: The training examples.
+        share: Expected fraction of all examples in a round.
         settings: Settings of `StochasticAflOptions`.
-        **arguments: Further arguments of `stochastic_afl`.
+        **arguments: Additional arguments of `stochastic_afl`.
     """
     counts = tuple(share * np.bincount(table[2]).astype(float))
-    # Each of the two scores has weights, half as large; see exact.py.
+    # The ridge of a softmax must be twice the binary model's; see exact.py.
     model = logistic_regression(table[0].shape[1], 2, 2 * RIDGE)
     options = flags.build(StochasticAflOptions, dict(lambda_initial=(0.5, 0.5), **settings))
     problem = Problem(model, ("doctorate", "non-doctorate"), 0, counts)
@@ -111,7 +111,7 @@ def build(table: Table, share: float, settings: Mapping[str, Any], **arguments: 
 
 
 def gaps(table: Table, game: TwoDomains, run: Run, runtime: CohortRuntime) -> dict[int, float]:
-    """Returns the duality gap of the mean iterates after 1, 2, 4 ... rounds."""
+    """Returns the duality gap of the mean iterates, keyed by round: 1, 2, 4 ..."""
     clients = dealt(table, run.num_clients)
     draw = np.random.default_rng(1)
     algorithm = build(table, run.cohort / run.num_clients, run.settings, **run.arguments)
@@ -131,7 +131,7 @@ def gaps(table: Table, game: TwoDomains, run: Run, runtime: CohortRuntime) -> di
 
 
 def figure(curves: dict[str, dict[int, float]]) -> Figure:
-    """Returns a figure of the gaps over the rounds, with logarithmic axes."""
+    """Plots the gaps over the rounds, with logarithmic axes."""
     result = Figure(figsize=(7, 4.5), layout="constrained")
     axes = result.subplots()
     for i, (label, gap) in enumerate(curves.items()):

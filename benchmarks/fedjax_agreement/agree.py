@@ -1,8 +1,8 @@
-"""Compares AgnosticFedAvg here with the authors' implementation in FedJAX 0.0.17, round by round.
+"""Compares AgnosticFedAvg with its authors' implementation in FedJAX 0.0.17, round by round.
 
     .venv/bin/python benchmarks/fedjax_agreement/agree.py
 
-Exits with status 1 if any difference is above 1e-5. See README.md in this folder.
+The script exits with status 1 if a relative difference exceeds 1e-5. See README.md in this folder.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 _FOLDER = Path(__file__).resolve().parent
-# Use the package of this checkout, whether installed or not.
+# Import the package from this checkout, even if it is installed.
 sys.path.insert(0, str(_FOLDER.parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -74,7 +74,7 @@ _SETTINGS = (
 
 
 def run_theirs(problem: Problem) -> Trajectory:
-    """Runs FedJAX in its own environment."""
+    """Runs FedJAX in a separate environment."""
     with tempfile.TemporaryDirectory() as folder:
         problem_path, trajectory_path = Path(folder, "problem.npz"), Path(folder, "rounds.npz")
         save_problem(problem, problem_path)
@@ -85,7 +85,7 @@ def run_theirs(problem: Problem) -> Trajectory:
 
 
 def run_ours(runtime: TffRuntime, problem: Problem) -> Trajectory:
-    """Runs the process of this package in TFF."""
+    """Runs this package's algorithm in TFF."""
     settings = problem.settings
     model = dataclasses.replace(
         logistic_regression(*problem.matrix.shape),
@@ -128,16 +128,13 @@ def _state_arrays(state: Any) -> tuple[np.ndarray, ...]:
 
 
 def relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns the largest absolute difference, divided by the largest absolute value.
-
-    NaN if any value is not finite.
-    """
+    """Returns max |ours - theirs| / max |theirs|; NaN if a value is not finite."""
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
     return float(np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs)))
 
 
 def compare(problem: Problem, ours: Trajectory, theirs: Trajectory) -> float:
-    """Prints a line for each round; returns the largest difference."""
+    """Prints each round's relative differences, and returns the largest one."""
     print(f"\n{problem.settings.name}")
     print(f"{'round':>5} {'absent':>6} {'weights':>9} {'lambda':>9} {'window':>9}")
     differences = []
@@ -158,13 +155,13 @@ def compare(problem: Problem, ours: Trajectory, theirs: Trajectory) -> float:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Compares both implementations on all problems, and returns the exit status."""
     problems = [make_problem(settings, seed=i) for i, settings in enumerate(_SETTINGS)]
     theirs = [run_theirs(problem) for problem in problems]
     with TffRuntime() as runtime:
         ours = [run_ours(runtime, problem) for problem in problems]
     largest = max(map(compare, problems, ours, theirs))
-    # This form treats NaN as a failure.
+    # This form of the comparison treats NaN as a failure.
     agrees = largest <= _TOLERANCE
     print(f"\nlargest relative difference {largest:.1e}: " + ("agrees" if agrees else "DIFFERS"))
     return 0 if agrees else 1

@@ -1,4 +1,4 @@
-"""Runs `fedjax.algorithms.agnostic_fed_avg` on a problem, in FedJAX's own environment.
+"""Runs `fedjax.algorithms.agnostic_fed_avg` on a problem, in an environment with FedJAX.
 
 Usage: fedjax_side.py PROBLEM.npz TRAJECTORY.npz
 """
@@ -16,9 +16,10 @@ from problem import Problem, Trajectory, load_problem, save_trajectory
 
 
 class PaperBatches(fedjax.ClientDataset):
-    """Training batches as in CLIENT line 7: the last batch of an epoch may be smaller.
+    """A data set with the paper's batches, in which an epoch's last batch may be smaller.
 
-    FedJAX's own `shuffle_repeat_batch` fills the last batch with examples of the next epoch.
+    See line 7 of the paper's CLIENT procedure. FedJAX's `shuffle_repeat_batch` fills the last batch
+    with examples of the next epoch.
     """
 
     def shuffle_repeat_batch(self, hparams: fedjax.ShuffleRepeatBatchHParams) -> Sequence[Any]:
@@ -28,14 +29,14 @@ class PaperBatches(fedjax.ClientDataset):
 
 
 def cross_entropy(params: Any, batch: Any, rng: Any) -> jnp.ndarray:
-    """Returns the loss of each example."""
+    """Returns each example's loss."""
     del rng
     scores = batch["x"] @ params["matrix"] + params["offsets"]
     return -jnp.take_along_axis(jax.nn.log_softmax(scores), batch["y"][:, None], axis=1)[:, 0]
 
 
 def run(problem: Problem) -> Trajectory:
-    """Runs all rounds."""
+    """Runs all rounds of a problem."""
     settings = problem.settings
     algorithm = agnostic_fed_avg.agnostic_federated_averaging(
         per_example_loss=cross_entropy,

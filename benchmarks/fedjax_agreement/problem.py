@@ -1,6 +1,6 @@
-"""The problem that both sides solve, and the files that they exchange. NumPy only.
+"""The problems that both implementations solve, and the files that they exchange.
 
-Both environments import this module.
+Both environments import this module, so it needs only NumPy.
 """
 
 import dataclasses
@@ -16,22 +16,22 @@ Client = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Hyperparameters, with the paper's symbols.
+    """Hyperparameters, with the paper's symbols in parentheses.
 
     Attributes:
         name: Label in the output.
-        client_sizes: Examples of each client.
-        batch_size: B.
-        epochs: E.
-        client_learning_rate: gamma_w.
+        client_sizes: Number of examples of each client.
+        batch_size: Client batch size (B).
+        epochs: Number of local epochs (E).
+        client_learning_rate: Learning rate of the clients (gamma_w).
         server_learning_rate: Learning rate of the server optimizer.
         server_momentum: Momentum of the server optimizer; 0 is plain SGD.
-        domain_learning_rate: gamma_lambda.
-        window_size: r.
-        initial_weights: lambda_0.
-        initial_counts: N_0.
-        own_batches: Whether FedJAX builds its own batches, filled up from the next epoch. The
-            paper's last batch may be smaller than the others.
+        domain_learning_rate: Learning rate of the domain weights (gamma_lambda).
+        window_size: Number of rounds in the window of example counts (r).
+        initial_weights: Initial domain weights (lambda_0).
+        initial_counts: Initial example counts per domain (N_0).
+        own_batches: Whether FedJAX fills an epoch's last batch with examples of the next epoch. If
+            not, the last batch may be smaller, as in the paper.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Softmax regression on clients with uneven domains, in a fixed order of cohorts.
+    """Softmax regression on clients with unequal domains, and a fixed sequence of cohorts.
 
     Attributes:
         settings: Hyperparameters.
-        matrix: w_0, float32 [features, classes].
-        offsets: w_0, float32 [classes].
-        clients: "x" float32 [n, features], "y" int32 [n], "domain_id" int32 [n] of each client.
-        cohorts: Indices of the clients of each round, int [rounds, clients a round].
+        matrix: Initial weight matrix, float32 [features, classes].
+        offsets: Initial biases, float32 [classes].
+        clients: For each client, "x" float32 [n, features], "y" int32 [n], "domain_id" int32 [n].
+        cohorts: Indices of each round's clients, int [rounds, clients per round].
     """
 
     settings: Settings
@@ -69,13 +69,13 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """The state after each round; first dimension rounds.
+    """The algorithm's states after each round; rounds are the first dimension.
 
     Attributes:
-        matrix: w_t.
-        offsets: w_t.
-        lambda_: lambda_t.
-        window: N_{t-r+1} .. N_t.
+        matrix: Weight matrices, [rounds, features, classes].
+        offsets: Biases, [rounds, classes].
+        lambda_: Domain weights, [rounds, domains].
+        window: Example counts of the last r rounds, [rounds, r, domains].
     """
 
     matrix: np.ndarray
@@ -87,15 +87,15 @@ class Trajectory:
     def stacked(
         rounds: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
     ) -> "Trajectory":
-        """Stacks (matrix, offsets, lambda, window) of every round."""
+        """Stacks the arrays (matrix, offsets, lambda, window) of all rounds."""
         return Trajectory(*[np.stack([np.asarray(v) for v in column]) for column in zip(*rounds)])
 
 
 def make_problem(settings: Settings, seed: int) -> Problem:
-    """Draws a problem with domains that differ in size, in difficulty and in their classes.
+    """Draws a random problem, whose domains differ in size, difficulty and classes.
 
-    Only a third of the clients have the last domain, so that some rounds lack it. It is never
-    absent for `window_size` rounds in a row, as FedJAX's weights would become NaN.
+    Only a third of the clients have the last domain, so that some rounds lack this domain. No
+    domain is absent for `window_size` consecutive rounds, as FedJAX's weights would become NaN.
     """
     rng = np.random.default_rng(seed)
     num_features, num_classes, num_domains = 6, 4, len(settings.initial_weights)
@@ -132,7 +132,7 @@ def make_problem(settings: Settings, seed: int) -> Problem:
 
 
 def save_problem(problem: Problem, path: Path) -> None:
-    """Writes a problem for the other side."""
+    """Writes a problem to a file for the other environment."""
     arrays = {
         f"client_{k}_{name}": column
         for k, client in enumerate(problem.clients)
@@ -149,7 +149,7 @@ def save_problem(problem: Problem, path: Path) -> None:
 
 
 def load_problem(path: Path) -> Problem:
-    """Reads a file of `save_problem`."""
+    """Reads a file that `save_problem` wrote."""
     with np.load(path) as archive:
         settings = Settings(**json.loads(str(archive["settings"])))
         clients = [
@@ -160,12 +160,12 @@ def load_problem(path: Path) -> Problem:
 
 
 def save_trajectory(trajectory: Trajectory, path: Path) -> None:
-    """Writes a trajectory for the other side."""
+    """Writes a trajectory to a file for the other environment."""
     np.savez(path, **dataclasses.asdict(trajectory))
 
 
 def load_trajectory(path: Path) -> Trajectory:
-    """Reads a file of `save_trajectory`."""
+    """Reads a file that `save_trajectory` wrote."""
     with np.load(path) as archive:
         return Trajectory(
             **{field.name: archive[field.name] for field in dataclasses.fields(Trajectory)}

@@ -1,1 +1,1 @@
-"""Digits with a noisy and a rare domain: lambda that follows losses neglects one of them."""
+"""Digits with a noisy and a rare domain, on which domain weights that follow losses fail."""

@@ -1,11 +1,11 @@
-"""Writes digits.csv and linear.py into a folder: a usual, a noisy and a rare domain.
+"""Writes digits.csv, with a usual, a noisy and a rare domain, and linear.py, a model, to a folder.
 
     .venv/bin/python -m benchmarks.hard_domains.digits FOLDER [SEED]
 
-The 8x8 images are scikit-learn's: 360 unchanged training images (usual), 360 with 30% random labels
-(noisy), and 54 transposed images (rare), each in 12 clients. Each domain has 120 held-out and 119
-test images of its kind. SEED, 0 if not given, draws images and wrong labels.
-docs/results/excess_losses.md has the commands that use them.
+The data set has scikit-learn's 8x8 images: 360 unchanged training images (domain "usual"), 360 with
+30% random labels ("noisy"), and 54 transposed images ("rare"). Each domain has 12 training clients,
+and 120 held-out and 119 test images of the same kind. SEED determines the choice of images and the
+wrong labels; its default is 0. docs/results/excess_losses.md has the commands that use both files.
 """
 
 import csv
@@ -18,7 +18,7 @@ import numpy as np
 from tff_agnostic.base.later import sklearn
 
 PIXELS = tuple(f"p{i}" for i in range(64))
-# Header of the table of `hard_digits`.
+# Header of the rows that `hard_digits` yields.
 DIGITS_HEADER = ("user", "kind", "split", "digit", *PIXELS)
 _DIGITS_TRAINING = {"usual": 360, "noisy": 360, "rare": 54}
 _DIGITS_EVALUATED = {"heldout": 120, "test": 119}
@@ -44,12 +44,11 @@ def build_model(data):
 def hard_digits(
     seed: int = 0, evaluated_clients: int = _DIGITS_EVALUATED_CLIENTS
 ) -> Iterator[list]:
-    """Yields client, domain, split, label and the 64 pixels, from 0 to 1, of each example.
+    """Yields a row for each example: client, domain, split, label, and 64 pixels from 0 to 1.
 
     Args:
-        seed: Seed of images and wrong labels.
-        evaluated_clients: Number of clients with a domain's held-out images, and of clients with
-            its test images.
+        seed: Seed of the choice of images, and of the wrong labels.
+        evaluated_clients: Number of held-out clients, and of test clients, of each domain.
     """
     rng = np.random.default_rng(seed)
     images, labels = sklearn.datasets.load_digits(return_X_y=True)

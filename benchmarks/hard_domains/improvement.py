@@ -1,12 +1,12 @@
-"""Lambda by slowest improvement, on the digits with a noisy and a rare domain.
+"""Compares domain weights that follow the slowest improvement with other weights, on hard digits.
 
     .venv/bin/python -m benchmarks.hard_domains.improvement
 
-The signal of a domain is L / M - 1, for its loss L in the round and the running mean M of its
-earlier losses; M moves by a tenth in each round with the domain. The domain with the largest signal
-improves least ("group distributionally robust optimisation on the rate of improvement", GRAPE,
-arXiv 2505.20380). The signal needs no baselines. The rest is AgnosticFedAvg with absent domains
-frozen, in NumPy, with the settings of docs/results/excess_losses.md; the table also has uniform
+The signal of a domain is L / M - 1 for its loss L in the round and a running mean M of its earlier
+losses, M <- 0.9 M + 0.1 L. The domain with the largest signal improves least ("group
+distributionally robust optimisation on the rate of improvement", GRAPE, arXiv 2505.20380). The
+signal needs no baselines. Otherwise the algorithm is AgnosticFedAvg with absent domains frozen, in
+NumPy, with the settings of docs/results/excess_losses.md. The table also has FedAvg, uniform
 weights and excess losses. The worst regret is given for the test images, and for test and held-out
 images together.
 """
@@ -29,7 +29,7 @@ class _Client(NamedTuple):
     domain: int
 
 
-# (L, M) -> signal of each domain, all [3].
+# Maps the domains' losses L and running means M to signals, all [3].
 _Signal = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -62,7 +62,7 @@ def _loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _by_domain(w: np.ndarray, clients: Sequence[_Client]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the loss and the accuracy in percent of each domain."""
+    """Returns each domain's loss, and accuracy in percent."""
     losses, right = np.full(3, np.nan), np.full(3, np.nan)
     for k in {client.domain for client in clients}:
         x, y = (np.concatenate([c[i] for c in clients if c.domain == k]) for i in (0, 1))
@@ -71,7 +71,7 @@ def _by_domain(w: np.ndarray, clients: Sequence[_Client]) -> tuple[np.ndarray, n
 
 
 def _local(w: np.ndarray, client: _Client, rng: np.random.Generator) -> np.ndarray:
-    """One epoch of SGD at a rate of 1."""
+    """Returns the weights after one epoch of SGD with learning rate 1."""
     order = rng.permutation(len(client.y))
     for first in range(0, len(order), _BATCH):
         x, y = client.x[order[first : first + _BATCH]], client.y[order[first : first + _BATCH]]
@@ -87,7 +87,7 @@ def _trained(
 
     Args:
         rate: Learning rate of lambda.
-        signal: Signal for lambda; None weighs clients by their examples, as FedAvg.
+        signal: Signal that lambda follows; None for FedAvg.
     """
     rng, cohort = np.random.default_rng(seed), min(_COHORT, len(clients))
     counts = np.bincount([c.domain for c in clients], [len(c.y) for c in clients], minlength=3)
@@ -121,7 +121,7 @@ def _trained(
 
 
 def main() -> None:
-    """Prints accuracy and worst regret of each method, averaged over five seeds."""
+    """Prints each method's accuracy and worst regret, averaged over five seeds."""
     names, parts = _clients()
     both = [*parts["test"], *parts["heldout"]]
     baselines, least = np.zeros(3), {"test": np.zeros(3), "both": np.zeros(3)}

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-# Set before the import of JAX, which reads it.
+# JAX reads this variable when it is imported.
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={os.cpu_count()}"
 
 import fedjax
@@ -17,7 +17,7 @@ from benchmarks.timing.workloads import Workload
 
 
 def logistic(workload: Workload) -> fedjax.Model:
-    """Returns softmax regression, written as in FedJAX's tutorials."""
+    """Returns softmax regression, implemented as in FedJAX's tutorials."""
     sample = {
         "x": jnp.zeros((1, *workload.features), jnp.float32),
         "y": jnp.zeros((1,), jnp.int32),
@@ -42,7 +42,7 @@ MODELS = {
 
 
 def make_fed_avg(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAlgorithm:
-    """Returns FedAvg."""
+    """Returns FedJAX's FedAvg with the workload's hyperparameters."""
     return fed_avg.federated_averaging(
         grad_fn=fedjax.model_grad(model),
         client_optimizer=fedjax.optimizers.sgd(workload.learning_rate),
@@ -52,7 +52,7 @@ def make_fed_avg(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAlg
 
 
 def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAlgorithm:
-    """Returns AgnosticFedAvg."""
+    """Returns FedJAX's AgnosticFedAvg with the workload's hyperparameters."""
 
     def per_example_loss(params: Any, batch: Any, rng: Any) -> jnp.ndarray:
         return model.train_loss(batch, model.apply_for_train(params, batch, rng))
@@ -71,13 +71,13 @@ def make_agnostic(model: fedjax.Model, workload: Workload) -> fedjax.FederatedAl
     )
 
 
-# One client after another on all cores, or one device per core, each with its own clients.
+# FedJAX's backends: one client at a time on all cores, or one device per core in parallel.
 BACKENDS = {"one device": "jit", "a device for each core": "pmap"}
 ALGORITHMS = {"fed_avg": make_fed_avg, "agnostic_fed_avg": make_agnostic}
 
 
 def main() -> None:
-    """Runs the requested rounds."""
+    """Runs the rounds that the benchmark requests."""
     side = Side.from_command_line()
     workload = side.workload
     model = MODELS[workload.model](workload)

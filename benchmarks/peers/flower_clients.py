@@ -1,4 +1,4 @@
-"""The function that Flower's actors run: one client's training, in PyTorch."""
+"""The function that Flower's actors run, which trains one client in PyTorch."""
 
 import functools
 
@@ -11,7 +11,7 @@ from benchmarks.timing.workloads import Workload, make_clients
 
 @functools.lru_cache(maxsize=1)
 def _tensors(workload: Workload) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    # Set once per actor, which serves many clients.
+    # Cached, because an actor trains many clients.
     return [make_tensors(workload, client) for client in make_clients(workload)]
 
 

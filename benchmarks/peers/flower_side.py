@@ -1,4 +1,4 @@
-"""Flower's simulation engine: `FedAvg` with PyTorch clients on Ray."""
+"""Benchmark side of Flower's simulation engine: `FedAvg` with PyTorch clients on Ray."""
 
 import functools
 import logging
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-# Set before the imports, which read them: no data leave this machine.
+# Disable telemetry. Flower and Ray read these variables when they are imported.
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
@@ -20,7 +20,7 @@ from torch_models import make_model, num_parameters
 
 from benchmarks.timing.side import Side
 
-# One actor per core, each with one thread: faster than one actor with every core.
+# One actor with one thread per core, which is faster than one actor with all cores.
 _BACKEND = {
     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     "init_args": {"logging_level": "ERROR", "log_to_driver": False},
@@ -31,7 +31,7 @@ class EveryClientCounts(FedAvg):
     """FedAvg that stops if a client fails."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """Averages the replies."""
+        """Averages the replies; raises RuntimeError if a client failed."""
         replies = list(replies)
         failed = [reply.error.reason for reply in replies if reply.has_error()]
         if failed:
@@ -40,7 +40,7 @@ class EveryClientCounts(FedAvg):
 
 
 def main() -> None:
-    """Runs the requested rounds."""
+    """Runs the rounds that the benchmark requests."""
     side = Side.from_command_line()
     workload = side.workload
     logging.getLogger("flwr").setLevel(logging.WARNING)

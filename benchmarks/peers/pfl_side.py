@@ -1,4 +1,4 @@
-"""pfl-research: `FederatedAveraging` on `SimulatedBackend`, with PyTorch."""
+"""Benchmark side of pfl-research: `FederatedAveraging` on `SimulatedBackend`, with PyTorch."""
 
 import os
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class PflModule(nn.Module):
         return mean_loss(self.model(x), y)
 
     def metrics(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-        """Returns no metrics. pfl evaluates clients in the first round, whatever the settings."""
+        """Returns no metrics, because pfl always evaluates clients in the first round."""
         del x, y
         return {}
 
@@ -54,7 +54,7 @@ class RoundByRound(TrainingProcessCallback):
         return setting is not None
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
-        """Waits for the first round."""
+        """Waits for the first requested round."""
         del model
         self._wait()
         return Metrics()
@@ -62,13 +62,13 @@ class RoundByRound(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Waits for the next round; stops the training when there is none."""
+        """Waits for the next requested round, and stops the training after the last one."""
         del aggregate_metrics, model, central_iteration
         return not self._wait(), Metrics()
 
 
 def main() -> None:
-    """Runs the requested rounds."""
+    """Runs the rounds that the benchmark requests."""
     side = Side.from_command_line()
     workload = side.workload
     module = PflModule(make_model(workload))

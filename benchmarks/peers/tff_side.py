@@ -1,4 +1,4 @@
-"""TFF's own `build_weighted_fed_avg` with `tf.data` clients, in the project's environment."""
+"""Benchmark side of TFF's `build_weighted_fed_avg` with `tf.data` clients."""
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -49,7 +49,7 @@ MODELS = {"emnist_cnn": emnist_cnn, "next_word_lstm": next_word_lstm, "logistic"
 
 
 def main() -> None:
-    """Runs the requested rounds."""
+    """Runs the rounds that the benchmark requests."""
     side = Side.from_command_line()
     workload = side.workload
     datasets = [
@@ -71,7 +71,7 @@ def main() -> None:
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(workload.learning_rate),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
     )
-    # Replaces TFF's default context, whose worker process would outlive this process.
+    # Replace TFF's default context, whose worker process would outlive this process.
     with TffRuntime():
         state = process.initialize()
         weights = process.get_model_weights(state).trainable

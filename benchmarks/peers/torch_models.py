@@ -1,4 +1,4 @@
-"""The workloads' models in PyTorch, for the peers that use it."""
+"""The workloads' models in PyTorch, for Flower and pfl-research."""
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ class NextWordLstm(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(classes, 96)
         self.lstm = nn.LSTM(96, 670, batch_first=True)
-        # PyTorch adds two biases; the model has one.
+        # PyTorch adds two biases, but the paper's model has one.
         self.lstm.bias_hh_l0.requires_grad_(False).zero_()
         self.projection = nn.Linear(670, 96)
         self.output = nn.Linear(96, classes)
@@ -68,7 +68,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def make_tensors(workload: Workload, client: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a client's x and y in the models' form: channels first, int64 ids."""
+    """Converts a client's x and y to tensors with channels first and int64 ids."""
     x = torch.from_numpy(client["x"])
     if workload.model == "emnist_cnn":
         x = x.permute(0, 3, 1, 2).contiguous()

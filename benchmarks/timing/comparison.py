@@ -1,4 +1,4 @@
-"""One workload on this package and its peers."""
+"""Times one workload on this package and on its peers."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from benchmarks.timing.workloads import Workload
 
 
 def compare(workload: Workload, specs: Sequence[SideSpec], protocol: Protocol) -> WorkloadResult:
-    """Times sides, and the matrix products alone, on a workload.
+    """Times sides on a workload, and also the workload's matrix products alone.
 
     Args:
-        workload: Workload of every side.
-        specs: Sides; the first one is the baseline.
+        workload: Workload of all sides.
+        specs: Sides to time; the first side is the baseline.
         protocol: Numbers of rounds and repetitions.
     """
     *sides, products = measure(

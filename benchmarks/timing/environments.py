@@ -1,4 +1,4 @@
-"""Python environments of the peers, created on first use in the checkout's benchmarks/.venvs."""
+"""Python environments of the peers, created on first use in the folder benchmarks/.venvs."""
 
 import contextlib
 import fcntl
@@ -16,13 +16,13 @@ _CHECKOUT = BENCHMARKS.parent
 
 
 def peer_python(name: str) -> Path:
-    """Returns the Python of the environment that requirements/NAME.txt describes.
+    """Returns the Python executable of a peer's environment.
 
-    The environment is created on first use, and again after a change of the file, for which pip
-    needs a package index.
+    The environment is created from requirements/NAME.txt on first use, and again after the file
+    changes. Creation needs a package index.
 
     Raises:
-        SideError: If the environment cannot be created.
+        SideError: The environment cannot be created.
     """
     requirements = BENCHMARKS / "peers" / "requirements" / f"{name}.txt"
     folder = BENCHMARKS / ".venvs" / name
@@ -39,17 +39,17 @@ def peer_python(name: str) -> Path:
     return folder / "bin" / "python"
 
 
-# Variables that would mix environments, or make every start compile its imports.
+# Environment variables that would mix environments, or would disable Python's bytecode cache.
 _NOT_PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 
 
 def isolated() -> dict[str, str]:
-    """Returns this process's variables, without variables that would distort the measurement."""
+    """Returns this process's environment, without variables that would distort measurements."""
     return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
 
 
 def side_environment() -> dict[str, str]:
-    """Returns the variables of a side: for importing this package, and for quiet libraries."""
+    """Returns a side's environment, in which this package is importable and libraries are quiet."""
     return {
         **isolated(),
         "PYTHONPATH": str(_CHECKOUT),

@@ -2,9 +2,9 @@
 
 Usage: python guard.py PARENT_PID COMMAND...
 
-Descendants that lose their parent, such as daemons, become children of this process. It kills all
-descendants when the command exits, when it receives a signal, or when its parent dies, even by kill
--9. Standard library only; it does not import the package.
+Descendants that lose their parent, such as daemons, become children of this guard process. The
+guard kills all descendants when the command exits, when the guard receives a signal, or when its
+own parent dies, even by SIGKILL. This script only needs the standard library.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def _die_with_parent() -> None:
 
 
 class _Ended(Exception):
-    """A signal requests the end."""
+    """Raised when a signal asks this process to exit."""
 
 
 def _end(number: int, frame: Optional[FrameType]) -> None:
@@ -45,23 +45,23 @@ def _kill_descendants() -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # Orphans of ended children are now our children.
+        # Orphans of ended children become children of this process, so the loop repeats.
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
 
 def main(parent: int, command: list[str]) -> int:
-    """Returns the command's exit status, as a shell reports it."""
+    """Runs the command, and returns its exit status as a shell reports it."""
     signal.signal(signal.SIGTERM, _end)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     status = 128 + signal.SIGTERM
     try:
-        # The parent may have died before this request.
+        # Do not start the command if the parent died before the call of prctl.
         if os.getppid() == parent:
             child = subprocess.Popen(command, preexec_fn=_die_with_parent)
-            # Only the command keeps them, so that the other end notices when the command closes
+            # Keep the pipes open only in the command, so that its parent notices when it closes
             # them.
             os.close(0)
             os.close(1)

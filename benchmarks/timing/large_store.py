@@ -1,9 +1,9 @@
-"""Costs of opening a store with many clients, sampling and counting them, and reading some.
+"""Measures the costs of a store with many clients: open, sample, count, and read some clients.
 
     .venv/bin/python -m benchmarks.timing.large_store [--clients=1000000]
 
-Processor seconds are per step; the peak memory is the process's so far. The store has two splits
-and five domains, and is deleted afterwards.
+For each step, the script prints the processor seconds, and the process's peak memory so far. The
+store has two splits and five domains, and is deleted afterwards.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _CLIENTS_AT_ONCE = 100_000
 
 
 def write_store(path: Path, clients: int) -> None:
-    """Writes a store with this many training clients, and one tenth as many held-out clients."""
+    """Writes a store with `clients` training clients, and one tenth as many held-out clients."""
     draw = np.random.default_rng(0)
     values = draw.normal(size=(len(DOMAINS), 8)).astype(np.float32)
     with StoreWriter(path) as writer:
@@ -66,7 +66,7 @@ def training_clients(
 
 
 def steps(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields each step's name and result after running it."""
+    """Runs the steps; yields each step's name and result."""
     clients = training_clients(path)
     yield "open", len(clients.client_ids)
     for sampling in ("uniform", "stratified"):
@@ -79,7 +79,7 @@ def steps(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def measured(path: Path) -> list[tuple[str, float, int]]:
-    """Returns each step's name, processor seconds, and the peak memory in bytes so far."""
+    """Returns each step's name, processor seconds, and peak memory so far in bytes."""
     result = []
     last = time.process_time()
     for name, _ in steps(path):
@@ -89,7 +89,7 @@ def measured(path: Path) -> list[tuple[str, float, int]]:
 
 
 def main() -> None:
-    """Writes the store to a temporary folder, and prints a line of JSON per step."""
+    """Measures a given or a temporary store, and prints the steps as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--store", type=Path, help="Measure this store, which was written before.")

@@ -11,11 +11,11 @@ class Machine:
     """Properties of a machine that affect measurements.
 
     Attributes:
-        cpu: Model of the processor.
-        cores: Logical processors that this process may use.
-        memory_bytes: Main memory.
-        system: Operating system.
-        python: Version of the driver's Python.
+        cpu: Model name of the processor.
+        cores: Number of logical processors that this process may use.
+        memory_bytes: Size of the main memory.
+        system: Name of the operating system.
+        python: Version of the Python that runs the benchmark.
     """
 
     cpu: str

@@ -1,4 +1,4 @@
-"""The side of this package: one algorithm on one runtime."""
+"""Benchmark side of this package: one algorithm on one runtime."""
 
 import dataclasses
 from importlib.util import find_spec
@@ -25,7 +25,7 @@ MODELS: Registry[Callable[[Workload], Model]] = Registry(
     },
 )
 
-# Only the reference platform has TensorFlow Federated.
+# Installed packages whose versions to report; TensorFlow Federated may be missing.
 _PACKAGES = [
     name
     for name in ("tensorflow", "tensorflow-federated")
@@ -34,10 +34,10 @@ _PACKAGES = [
 
 
 def main() -> None:
-    """Runs the requested rounds."""
+    """Runs the rounds that the benchmark requests."""
     side = Side.from_command_line()
     workload = side.workload
-    # The algorithm needs losses only, and no peer measures more while training.
+    # Remove the metrics, because the algorithm needs only losses, and peers compute no metrics.
     model = dataclasses.replace(MODELS[workload.model](workload), metrics=())
     name, *settings = side.algorithm.split(":")
     spec = ALGORITHMS[name]
@@ -46,7 +46,7 @@ def main() -> None:
         {
             "client_learning_rate": workload.learning_rate,
             "client_batch_size": workload.batch_size,
-            # The mean over the batch, as in the peers.
+            # Average the loss over the batch, as the peers do.
             "client_normalizer": "batch",
             **dict(setting.split("=") for setting in settings),
         },

@@ -1,4 +1,4 @@
-"""The generated section of a hand-written page."""
+"""Replaces the generated section of a hand-written Markdown page."""
 
 import dataclasses
 from pathlib import Path
@@ -6,18 +6,14 @@ from pathlib import Path
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import write_text
 
-# Comments of Markdown, invisible on the rendered page.
+# Lines around the section: Markdown comments, which are invisible on the rendered page.
 BEGIN = "<!-- What ./run benchmark --page writes begins here. -->"
 END = "<!-- What ./run benchmark --page writes ends here. -->"
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A Markdown page with a section between the lines `BEGIN` and `END`.
-
-    Attributes:
-        path: The page's file.
-    """
+    """A Markdown file with a section between the lines `BEGIN` and `END`."""
 
     path: Path
 
@@ -26,16 +22,12 @@ class Page:
         self._parts()
 
     def replace_section(self, text: str) -> None:
-        """Replaces the section by new text; the rest of the page stays unchanged.
-
-        Args:
-            text: Blocks of Markdown.
-        """
+        """Replaces the section by Markdown text, and leaves the rest of the page unchanged."""
         before, after = self._parts()
         write_text(self.path, f"{before}\n{text.rstrip()}\n\n{after}")
 
     def _parts(self) -> tuple[str, str]:
-        """Returns the text before the section and after it, each with its marker line."""
+        """Returns the page up to and including `BEGIN`, and from `END` on."""
         try:
             page = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:

@@ -1,4 +1,4 @@
-"""The driver's end of a side: a process that runs rounds on demand."""
+"""Starts a side's process, and requests rounds from it."""
 
 import contextlib
 import json
@@ -20,14 +20,14 @@ _KILL_SECONDS = 60.0
 
 
 class SideError(Exception):
-    """A failed side, which was ended; the one-line message has the side's last output."""
+    """A side failed, and was ended; the one-line message contains the side's last output."""
 
 
 class SideProcess:
-    """A running side, as a context manager that leaves no process behind.
+    """A running side; leaving the context ends all of its processes.
 
-    It must be entered in the main thread: for the kernel, a child loses its parent when the thread
-    that started it ends.
+    The context must be entered in the main thread, because the kernel ends the side when the thread
+    that started it exits.
 
     Args:
         command: Command line of the side.
@@ -36,7 +36,7 @@ class SideProcess:
         round_limit: Maximum seconds per round; the first round includes the start.
 
     Attributes:
-        setting: Setting of the last round; "" if the side has only one.
+        setting: Setting of the last round; "" if the side has only one setting.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class SideProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # Ctrl-C is for the driver, which ends its sides.
+                # Ctrl-C must reach only this process, which then ends the sides.
                 start_new_session=True,
             )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Ends the side and its descendants: normally, or at once after an exception."""
+        """Ends the side and its descendants, at once if there was an exception."""
         process = self._running
         self.close()
         if exc_info[0] is not None:
@@ -87,7 +87,7 @@ class SideProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the side's guard, the ancestor of all its processes."""
+        """Id of the side's guard process, the ancestor of all of the side's processes."""
         return self._running.pid
 
     @property
@@ -97,9 +97,10 @@ class SideProcess:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Lets a held side run, and holds it again when the block ends.
+        """Resumes a stopped side for a with block, and stops the side afterwards.
 
-        Even a waiting side uses processor time if it polls, as Ray and Flower do.
+        Sides are stopped between rounds, because a waiting side that polls uses processor time, as
+        Ray and Flower do.
         """
         release(self.pid)
         try:
@@ -108,7 +109,7 @@ class SideProcess:
             hold(self.pid)
 
     def close(self) -> None:
-        """Closes the side's input, which ends the side, without waiting for the end."""
+        """Closes the side's input, so that the side ends; does not wait for the end."""
         release(self.pid)
         stdin = self._running.stdin
         assert stdin is not None
@@ -117,25 +118,25 @@ class SideProcess:
             stdin.close()
 
     def ready(self) -> dict[str, str]:
-        """Waits until the side is ready; returns the versions of its packages.
+        """Waits until the side is ready, and returns the versions of the side's packages.
 
         Raises:
-            SideError: If the side exits first, or takes too long.
+            SideError: The side exits first, or takes too long.
         """
         return dict(self._answer("ready")["ready"])
 
     def round(self) -> float:
-        """Runs one round; returns its seconds.
+        """Runs one round, and returns its seconds.
 
         Raises:
-            SideError: If the side exits first, or takes too long.
+            SideError: The side exits first, or takes too long.
         """
         stdin = self._running.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):
             stdin.write(b"round\n")
             stdin.flush()
-        # The side may have been held since the last round, so its time starts now.
+        # The side may have been stopped since the last round, so start the time limit now.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._round_limit
         answer = self._answer("seconds")
@@ -151,7 +152,7 @@ class SideProcess:
     def _answer(self, key: str) -> dict[str, Any]:
         while True:
             line = self._line()
-            # A library of the side printed any other line.
+            # Ignore other lines, which the side's libraries print.
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, dict) and key in message:
@@ -189,6 +190,6 @@ class SideProcess:
 
 
 def last_line(output: bytes) -> str:
-    """Returns the last line of a program's output that is not empty."""
+    """Returns the last non-empty line of a program's output."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line), "it printed nothing")

@@ -1,4 +1,4 @@
-"""The descendants of a process, from /proc: measuring their memory, and holding them."""
+"""Finds, stops and resumes the descendants of a process, and measures their memory, by /proc."""
 
 import contextlib
 import os
@@ -11,14 +11,14 @@ _INTERVAL_SECONDS = 0.2
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns the processes below `pid`, without itself."""
+    """Returns the ids of all descendants of process `pid`."""
     children = defaultdict(list)
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # A process may exit meanwhile.
+            # Skip a process that exits during the loop.
             with contextlib.suppress(OSError):
                 stat = (folder / "stat").read_text()
-                # The name, in parentheses, may contain any characters.
+                # The process name, in parentheses, may contain any characters.
                 parent = int(stat.rpartition(")")[2].split()[1])
                 children[parent].append(int(folder.name))
     result, unseen = [], [pid]
@@ -30,12 +30,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def hold(pid: int) -> None:
-    """Stops everything below `pid`."""
+    """Stops all descendants of process `pid`."""
     _send(pid, signal.SIGSTOP)
 
 
 def release(pid: int) -> None:
-    """Resumes everything below `pid`."""
+    """Resumes all descendants of process `pid`."""
     _send(pid, signal.SIGCONT)
 
 
@@ -46,7 +46,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def memory_bytes(pid: int) -> int:
-    """Returns a process's proportional set size, in which shared pages count proportionally."""
+    """Returns a process's memory, in which a page of n processes counts 1/n (PSS)."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -55,15 +55,15 @@ def memory_bytes(pid: int) -> int:
 
 
 def tree_memory_bytes(pid: int) -> int:
-    """Returns the memory of everything below `pid`."""
+    """Returns the total memory of all descendants of process `pid`."""
     return sum(map(memory_bytes, descendants(pid)))
 
 
 class PeakMemory:
-    """Samples the memory of everything below a process while entered.
+    """Samples the total memory of a process's descendants during a with block.
 
     Attributes:
-        peak_bytes: The largest sampled sum.
+        peak_bytes: The largest sample.
     """
 
     def __init__(self, pid: int) -> None:
@@ -77,7 +77,7 @@ class PeakMemory:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops sampling, after a last sample."""
+        """Takes a last sample, and stops sampling."""
         self._stop.set()
         self._thread.join()
 

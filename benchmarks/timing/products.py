@@ -1,4 +1,4 @@
-"""The matrix products that any implementation of an AgnosticFedAvg round needs, by model."""
+"""The matrix products that a round of AgnosticFedAvg needs in any implementation, by model."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from tff_agnostic.base.registry import Registry
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """`count` products of matrices [m, k] and [k, n], `batch` of them at once.
+    """A matrix product [m, k] x [k, n] that is repeated within a round.
 
     Attributes:
         m: Rows of the left matrix.
         k: Columns of the left matrix.
         n: Columns of the right matrix.
-        count: Number of products per round.
+        count: Number of operations per round.
         batch: Number of independent products in one operation.
     """
 
@@ -28,21 +28,21 @@ class Product:
 
     @property
     def flops(self) -> int:
-        """Additions and multiplications of all of them."""
+        """Number of additions and multiplications in a round."""
         return 2 * self.m * self.k * self.n * self.count * self.batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer as matrix products: [rows, inputs] by [inputs, outputs].
+    """A layer as a matrix product [rows, inputs] x [inputs, outputs] per example.
 
     Attributes:
-        rows: Rows for each example, such as the positions of a convolution.
-        inputs: Number of input columns, such as the size of a patch.
+        rows: Number of rows per example, such as the positions of a convolution.
+        inputs: Number of input columns, such as the size of a convolution's patch.
         outputs: Number of output columns.
-        first: Whether the gradient with respect to the inputs is not needed.
-        steps: Number of sequential steps of a recurrent layer, each with `rows` rows; the gradient
-            of its weights is one product over all steps.
+        first: Whether this is the first layer, which needs no gradient of its inputs.
+        steps: Number of sequential steps of a recurrent layer, each with `rows` rows. The weights'
+            gradient is one product over all steps.
     """
 
     rows: int
@@ -52,12 +52,12 @@ class Layer:
     steps: int = 1
 
     def forward(self, examples: int, count: int, batch: int) -> list[Product]:
-        """Returns the products of `count` forward passes."""
+        """Returns the products of `count` forward passes, each of `batch` models at once."""
         m = self.rows * examples
         return [Product(m, self.inputs, self.outputs, count * self.steps, batch)]
 
     def backward(self, examples: int, count: int, batch: int) -> list[Product]:
-        """Returns the products of `count` backward passes."""
+        """Returns the products of `count` backward passes, each of `batch` models at once."""
         m = self.rows * examples
         products = [Product(self.inputs, m * self.steps, self.outputs, count, batch)]
         if not self.first:
@@ -91,10 +91,11 @@ def _logistic(workload: Workload) -> list[Layer]:
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """A model as products.
+    """A model as matrix products.
 
     Attributes:
-        vectorised: Whether one operation computes a step of all clients, as for small models.
+        layers: Returns the model's layers for a workload.
+        vectorised: Whether one operation computes a step of all clients at once.
     """
 
     layers: Callable[[Workload], list[Layer]]
@@ -112,12 +113,12 @@ _FORMS: Registry[_Form] = Registry(
 
 
 def round_products(workload: Workload) -> list[Product]:
-    """Returns the products of one round: the domain pass and one epoch on every client."""
+    """Returns the products of one round: domain pass, and one local epoch of every client."""
     return [product for part in products_by_part(workload).values() for product in part]
 
 
 def products_by_part(workload: Workload) -> dict[str, list[Product]]:
-    """Returns the products of a round's domain pass, and of local steps forward and backward."""
+    """Returns a round's products for the domain pass, and for local forward and backward passes."""
     form = _FORMS[workload.model]
     times, batch = (1, workload.clients) if form.vectorised else (workload.clients, 1)
     domain_batch = workload.domain_pass_batch
@@ -132,5 +133,5 @@ def products_by_part(workload: Workload) -> dict[str, list[Product]]:
 
 
 def total_flops(products: Sequence[Product]) -> int:
-    """Returns the additions and multiplications of all products."""
+    """Returns the number of additions and multiplications of all products."""
     return sum(product.flops for product in products)

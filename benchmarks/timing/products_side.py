@@ -1,4 +1,4 @@
-"""A side whose round is the matrix products of AgnosticFedAvg alone, in TensorFlow."""
+"""Benchmark side that only computes the matrix products of AgnosticFedAvg, in TensorFlow."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from benchmarks.timing.side import Side
 
 
 def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns matrices to multiply."""
+    """Returns random matrices for a product."""
     generator = tf.random.Generator.from_seed(0)
     batch = [] if product.batch == 1 else [product.batch]
     return (
@@ -19,21 +19,21 @@ def operands(product: Product) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def multiplier(products: Sequence[Product]) -> Callable[[], None]:
-    """Returns a function that computes products of random matrices."""
+    """Returns a function that computes all products with random matrices."""
     made = [(product.count, *operands(product)) for product in products]
 
     def multiply_all() -> None:
         for count, left, right in made:
             for _ in range(count):
                 result = tf.linalg.matmul(left, right)
-            # CPU operations are synchronous; on other devices reading a value waits for them.
+            # Read a value, to wait for the operations of an accelerator.
             _ = result[(0,) * len(result.shape)].numpy()
 
     return multiply_all
 
 
 def main() -> None:
-    """Runs the requested rounds."""
+    """Runs the rounds that the benchmark requests."""
     side = Side.from_command_line()
     multiply_all = multiplier(round_products(side.workload))
     for _ in side.rounds(side.workload.parameters, packages=["tensorflow"]):

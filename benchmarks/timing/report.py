@@ -16,15 +16,15 @@ _UNKNOWN = "-"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All measurements of one command.
+    """All measurements of one benchmark command.
 
     Attributes:
         command: The command line.
         date: ISO date and time.
-        machine: The machine of the measurements.
-        protocol: Text about the numbers of rounds and repetitions.
-        workloads: Results with other sides.
-        scale: Growth of this package's rounds; None if not measured.
+        machine: The machine that ran the command.
+        protocol: Sentence about the numbers of rounds and repetitions.
+        workloads: Results of all sides on each workload.
+        scale: Results at scale, of this package only; None if not measured.
     """
 
     command: str
@@ -35,7 +35,7 @@ class Report:
     scale: Optional[ScaleResult]
 
     def failures(self) -> list[str]:
-        """Returns a line for each failure."""
+        """Returns a one-line message for each failure."""
         lines = [line for workload in self.workloads for line in workload.failures()]
         return lines + (self.scale.failures() if self.scale else [])
 
@@ -52,14 +52,14 @@ class Report:
         }
 
     def markdown(self) -> str:
-        """Returns a page."""
+        """Returns the report as a Markdown page."""
         return f"# Benchmark\n\n{self.section(level=2)}"
 
     def section(self, level: int) -> str:
-        """Returns the report as a section of a page.
+        """Returns the report as a section of a Markdown page, with a heading per workload.
 
         Args:
-            level: Level of the headings; each workload has one heading.
+            level: Level of the headings.
         """
         heading = "#" * level
         blocks = [f"    {self.command}", f"{self.date}. {self.machine}. {self.protocol}"]
@@ -75,7 +75,7 @@ class Report:
         return "\n\n".join(blocks) + "\n"
 
     def text(self) -> str:
-        """Returns the tables for a terminal."""
+        """Returns the tables for output to a terminal."""
         blocks: list[str] = []
         for workload in self.workloads:
             blocks += [workload.name, *workload_blocks(workload, "simple")]
@@ -91,11 +91,11 @@ class Report:
 
 
 def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
-    """Returns the table of a workload, and the line below it.
+    """Returns a workload's table, and the lines around it.
 
     Args:
-        result: The workload's numbers.
-        style: A table format of tabulate.
+        result: The workload's results.
+        style: Table format of tabulate.
     """
     header = ["", "s per round", "ratio", "min - max", "first round, s", "peak, MB"]
     rows = [_side_row(side, result.ratio(side)) for side in result.sides]
@@ -117,11 +117,11 @@ def _settings(side: SideResult) -> str:
 
 
 def scale_blocks(result: ScaleResult, style: str) -> list[str]:
-    """Returns the table of cohorts, and the line about memory over rounds.
+    """Returns the tables of cohorts and of a store, and a line about memory over rounds.
 
     Args:
-        result: The numbers.
-        style: A table format of tabulate.
+        result: Results at scale.
+        style: Table format of tabulate.
     """
     base = result.cohorts[1].side.title
     header = [
@@ -162,7 +162,7 @@ def scale_blocks(result: ScaleResult, style: str) -> list[str]:
 
 
 def store_blocks(result: StoreResult, style: str) -> list[str]:
-    """Returns the table of a large store and the line above it."""
+    """Returns the table of a large store, and the line above it."""
     header = ["", "processor s", "peak so far, MB"]
     rows = [[name, f"{s:.2f}", f"{peak / _MEGA:.0f}"] for name, s, peak in result.steps]
     return [f"A store of {result.clients:,} clients to train on.", _table(rows, header, style)]

@@ -1,4 +1,4 @@
-"""Results of measurements, as plain numbers."""
+"""Timings of sides on a workload, and numbers derived from them."""
 
 import dataclasses
 import statistics
@@ -11,14 +11,14 @@ class SideResult:
     """Timings of one side on one workload; lists have an entry per repetition.
 
     Attributes:
-        title: Name in tables.
-        description: The workload's sizes.
-        seconds: Seconds of every steady-state round.
+        title: Name of the side in tables.
+        description: Sizes of the workload.
+        seconds: Seconds of each steady-state round.
         first_round: Seconds from the start of the process to the end of the first round.
-        peak_bytes: Maximum memory of its processes, at the start and in rounds.
-        settings: Setting of the steady-state rounds; empty if the side has only one.
-        versions: Versions of its packages.
-        failure: One-line message; None if the side has not failed.
+        peak_bytes: Maximum memory of the side's processes.
+        settings: Setting of the steady-state rounds; empty if the side has only one setting.
+        versions: Versions of the side's packages, keyed by name.
+        failure: One-line error message; None if the side has not failed.
     """
 
     title: str
@@ -32,7 +32,7 @@ class SideResult:
 
     @property
     def rounds(self) -> list[float]:
-        """Seconds of the steady-state rounds of all repetitions."""
+        """Seconds of all repetitions' steady-state rounds."""
         return [seconds for repetition in self.seconds for seconds in repetition]
 
     @property
@@ -41,7 +41,7 @@ class SideResult:
         return statistics.median(self.rounds)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the numbers of a table's row; empty without rounds."""
+        """Returns the numbers for a table row; empty without rounds."""
         if not self.rounds:
             return {}
         return {
@@ -53,20 +53,20 @@ class SideResult:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as JSON values."""
+        """Returns all fields and the summary as JSON values."""
         return {**dataclasses.asdict(self), **self.summary()}
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadResult:
-    """All sides on one workload; the first one is the baseline.
+    """Results of all sides on one workload.
 
     Attributes:
-        name: The workload's name.
-        description: Its sizes.
-        sides: A result per side.
-        products: Rounds of the matrix products alone.
-        flops: Additions and multiplications of those products.
+        name: Name of the workload.
+        description: Sizes of the workload.
+        sides: Results of the sides; the first side is the baseline.
+        products: Result of the side that only computes matrix products.
+        flops: Number of additions and multiplications of these matrix products.
     """
 
     name: str
@@ -77,29 +77,29 @@ class WorkloadResult:
 
     @property
     def ours(self) -> SideResult:
-        """The baseline: this package's side."""
+        """Result of the baseline, this package's AgnosticFedAvg."""
         return self.sides[0]
 
     def ratio(self, side: SideResult) -> Optional[float]:
-        """Returns a side's seconds per round over ours; None if either has no rounds."""
+        """Returns a side's seconds per round over the baseline's; None if either has no rounds."""
         return side.median / self.ours.median if side.rounds and self.ours.rounds else None
 
     @property
     def products_share(self) -> Optional[float]:
-        """Seconds of the matrix products alone over those of our round."""
+        """Seconds of the matrix products, as a fraction of the baseline's round."""
         return self.ratio(self.products)
 
     @property
     def gflops_per_second(self) -> Optional[float]:
-        """Speed of the matrix products alone, in 10^9 operations per second."""
+        """Speed of the matrix products, in 10^9 operations per second."""
         return self.flops / self.products.median / 1e9 if self.products.rounds else None
 
     def failures(self) -> list[str]:
-        """Returns a line for each side that failed."""
+        """Returns a one-line message for each side that failed."""
         return failures([*self.sides, self.products], self.name)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as JSON values."""
+        """Returns all results as JSON values."""
         return {
             "description": self.description,
             "sides": {
@@ -115,5 +115,5 @@ class WorkloadResult:
 
 
 def failures(sides: Sequence[SideResult], where: str) -> list[str]:
-    """Returns a line for each side that failed."""
+    """Returns a one-line message for each side that failed."""
     return [f"{side.title}, {where}: {side.failure}" for side in sides if side.failure]

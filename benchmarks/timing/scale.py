@@ -1,4 +1,4 @@
-"""Growth of this package's rounds with clients, domains and the number of rounds."""
+"""Measures how time and memory grow with clients, domains and rounds, for this package only."""
 
 import dataclasses
 import json
@@ -23,11 +23,11 @@ class ScalePlan:
     """The measurements of a scale benchmark.
 
     Attributes:
-        cohorts: Cohorts to time, each in its own processes.
-        long_run: Cohort of the long run, which measures memory.
-        long_rounds: Rounds of the long run.
-        look_every: Rounds between two measurements of memory.
-        store_clients: Clients of the store to open, sample and count; 0 for no store.
+        cohorts: Workloads to time, each in separate processes.
+        long_run: Workload of the long run, which measures memory.
+        long_rounds: Number of rounds of the long run.
+        look_every: Number of rounds between two measurements of memory.
+        store_clients: Number of training clients in the measured store; 0 for no store.
     """
 
     cohorts: tuple[Workload, ...] = (
@@ -48,10 +48,10 @@ class CohortResult:
     """A cohort's timings, compared with a base cohort.
 
     Attributes:
-        workload: The cohort.
-        side: Its timings.
-        linear: Seconds per client relative to the base; None if either is unknown.
-        extra_bytes: Peak memory in excess of the base.
+        workload: The cohort's workload.
+        side: The cohort's timings.
+        linear: Seconds per client over the base cohort's; None if either is unknown.
+        extra_bytes: Peak memory minus the base cohort's; None if either is unknown.
     """
 
     workload: Workload
@@ -62,12 +62,12 @@ class CohortResult:
 
 @dataclasses.dataclass(frozen=True)
 class LongRun:
-    """Memory over many rounds.
+    """Memory of a run with many rounds.
 
     Attributes:
-        clients: Clients of a round.
-        memory_bytes: Memory by the number of completed rounds.
-        failure: One-line message; None without a failure.
+        clients: Number of clients per round.
+        memory_bytes: Memory, keyed by the number of completed rounds.
+        failure: One-line error message; None without a failure.
     """
 
     clients: int
@@ -76,19 +76,19 @@ class LongRun:
 
     @property
     def growth_bytes(self) -> Optional[int]:
-        """Growth of the memory after the first measurement, when the setup is complete."""
+        """Last minus first measurement of memory; None without two measurements."""
         looks = list(self.memory_bytes.values())
         return looks[-1] - looks[0] if len(looks) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreResult:
-    """Time and memory of using a large store.
+    """Time and memory that a large store costs.
 
     Attributes:
-        clients: Number of its training clients.
-        steps: Name, processor seconds, and peak memory in bytes so far, of each step.
-        failure: One-line message; None without a failure.
+        clients: Number of training clients in the store.
+        steps: Each step's name, processor seconds, and peak memory so far in bytes.
+        failure: One-line error message; None without a failure.
     """
 
     clients: int
@@ -105,7 +105,7 @@ class ScaleResult:
     store: Optional[StoreResult] = None
 
     def failures(self) -> list[str]:
-        """Returns a line for each part that failed."""
+        """Returns a one-line message for each measurement that failed."""
         lines = failures([cohort.side for cohort in self.cohorts], _NAME)
         if self.long_run.failure:
             lines.append(f"the long run, {_NAME}: {self.long_run.failure}")
@@ -114,7 +114,7 @@ class ScaleResult:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as JSON values."""
+        """Returns all results as JSON values."""
         return {
             "cohorts": [
                 {
@@ -135,10 +135,7 @@ class ScaleResult:
 
 
 def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleResult:
-    """Times every cohort of the plan, and measures the memory of the long run.
-
-    The plan's second cohort is the base of comparisons.
-    """
+    """Runs all measurements of a plan, whose second cohort is the base of comparisons."""
     contestants = [
         Contestant(
             title=f"{workload.clients:,} clients, {workload.domains:,} domains",
@@ -167,7 +164,7 @@ def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleR
 
 
 def measure_store(clients: int) -> StoreResult:
-    """Measures a store with this many training clients, in a separate process."""
+    """Measures a store with `clients` training clients, in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.timing.large_store", f"--clients={clients}"],
         env=side_environment(),

@@ -1,4 +1,4 @@
-"""Runs sides round by round in turn, so that other work on the machine slows all equally."""
+"""Times sides by alternating their rounds, so that other work on the machine slows all equally."""
 
 import contextlib
 import dataclasses
@@ -15,12 +15,12 @@ from benchmarks.timing.side import WARM_UP_ROUNDS
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """A side on a workload.
+    """A side to time on a workload.
 
     Attributes:
-        title: Name in tables.
-        description: The workload's sizes.
-        command: Returns its command line; may raise `SideError`.
+        title: Name of the side in tables.
+        description: Sizes of the workload.
+        command: Returns the side's command line; may raise `SideError`.
     """
 
     title: str
@@ -30,15 +30,15 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-    """Numbers of rounds and repetitions, and the limit of a round.
+    """Settings of a measurement.
 
     Attributes:
-        rounds: Steady-state rounds of a repetition.
-        repeats: Repetitions, each with new processes.
-        round_limit: Maximum seconds of a round, or of the start including the first round; a slower
-            side fails.
-        logs: Folder for the output of the sides.
-        say: Called with progress lines.
+        rounds: Number of steady-state rounds per repetition.
+        repeats: Number of repetitions, each with new processes.
+        round_limit: Maximum seconds of a round; the first round includes the start. A slower side
+            fails.
+        logs: Folder for the sides' error output.
+        say: Called with lines about the progress.
     """
 
     rounds: int
@@ -49,10 +49,7 @@ class Protocol:
 
 
 def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideResult]:
-    """Returns the timings of each contestant.
-
-    A side that fails is skipped from then on; the others continue.
-    """
+    """Times all contestants. After a side fails, the other sides continue without it."""
     results = [SideResult(c.title, c.description) for c in contestants]
     for repetition in range(protocol.repeats):
         with contextlib.ExitStack() as stack:
@@ -61,11 +58,11 @@ def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideR
                 if result.failure is None:
                     log = protocol.logs / f"{number:02}-{repetition}.log"
                     with _failing(result, protocol):
-                        # The side runs alone; the others wait for their next round.
+                        # The side starts while the other sides are stopped.
                         side = _start(contestant, result, protocol, log, stack)
                         running.append((side, result))
             _run_in_turn(running, protocol)
-            # Close all sides before waiting for the first one.
+            # Close all sides first, so that they end in parallel.
             for side, _ in running:
                 side.close()
     return results
@@ -96,7 +93,7 @@ def _start(
 
 def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Protocol) -> None:
     for number in range(WARM_UP_ROUNDS + protocol.rounds):
-        # Rotate the order.
+        # Rotate the order of the sides.
         first = number % max(1, len(running))
         for side, result in [*running[first:], *running[:first]]:
             if result.failure is None:
@@ -107,7 +104,7 @@ def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Pr
         protocol.say(f"round {number + 1}/{WARM_UP_ROUNDS + protocol.rounds}")
     for side, result in running:
         if result.failure is None:
-            # Do not count this round, because reading the memory slows the simulator.
+            # Do not time this round, because measuring the memory slows the simulator.
             with _failing(result, protocol), side.released(), PeakMemory(side.pid) as memory:
                 side.round()
             result.peak_bytes[-1] = max(result.peak_bytes[-1], memory.peak_bytes)

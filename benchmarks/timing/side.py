@@ -1,7 +1,8 @@
-"""The timed process's end of the protocol of benchmarks. Standard library and NumPy only.
+"""Helper with which a timed process, a side, communicates with the benchmark; needs only NumPy.
 
-A side prepares, reports on standard output that it is ready, and then runs one round per line of
-standard input, printing the round's seconds. In between it blocks, so that others can use the CPU.
+A side prepares, and reports on standard output that it is ready. Then it runs one round per line of
+standard input, and prints the round's seconds. Between rounds it blocks, so that other sides can
+use the processor.
 """
 
 import argparse
@@ -16,23 +17,23 @@ from typing import Any, TextIO
 
 from benchmarks.timing.workloads import Workload, make_clients
 
-# The first round of a setting may compile; only the second one counts.
+# The first round of a setting may compile functions, so only the second round counts.
 _ROUNDS_PER_SETTING = 2
-# The number of warm-up rounds depends on this limit.
+# Maximum number of settings of a side, which determines the number of warm-up rounds.
 MAX_SETTINGS = 2
-# Number of rounds after the first one until every side runs its fastest setting.
+# Rounds after the first round until every side has tried its settings and runs the fastest one.
 WARM_UP_ROUNDS = _ROUNDS_PER_SETTING * MAX_SETTINGS - 1
 
 
 class Side:
-    """The timed process's end of the protocol.
+    """A side, as seen by the timed process.
 
     Attributes:
         workload: The workload.
-        algorithm: Name of the algorithm, for sides with several.
-        runtime: Name of the runtime, for sides with several.
-        device: Kind of device, for sides with several.
-        client_mode: Whether clients take steps together, for sides with both modes.
+        algorithm: Name of the algorithm, for sides with several algorithms.
+        runtime: Name of the runtime, for sides with several runtimes.
+        device: Kind of device, for sides with several kinds.
+        client_mode: Option `client_mode` of the runtime, for sides of this package.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Side:
 
     @staticmethod
     def from_command_line() -> "Side":
-        """Returns the side that the command line describes."""
+        """Returns the side that this process's command line describes."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--workload", required=True, type=Workload.from_json)
         parser.add_argument("--algorithm", default="")
@@ -62,21 +63,21 @@ class Side:
         return Side(**vars(parser.parse_args()))
 
     def clients(self) -> list[dict[str, Any]]:
-        """Returns the cohort; see `workloads.make_clients`."""
+        """Returns the clients of a round; see `workloads.make_clients`."""
         return make_clients(self.workload)
 
     def rounds(self, parameters: int, packages: Sequence[str]) -> Iterator[int]:
-        """Reports that the side is ready; yields the number of each requested round.
+        """Reports that the side is ready, and yields the number of each requested round.
 
-        A round's time is the time between two items: the caller completes a round before it
-        requests the next item.
+        The caller must complete a round before it requests the next item, because the time between
+        two items is the round's time.
 
         Args:
             parameters: Number of trainable scalars of the side's model.
-            packages: Packages of the side, for the report of their versions.
+            packages: Names of the packages whose versions to report.
 
         Raises:
-            SystemExit: If `parameters` is not the workload's number.
+            SystemExit: `parameters` differs from the workload's number.
         """
         for number, _ in enumerate(self.setting_rounds(parameters, packages, [""])):
             yield number
@@ -84,18 +85,13 @@ class Side:
     def setting_rounds(
         self, parameters: int, packages: Sequence[str], settings: Sequence[str]
     ) -> Iterator[str]:
-        """Like `rounds`, but yields the setting of the round.
+        """Reports that the side is ready, and yields the setting of each requested round.
 
-        Each setting is tried in two rounds, and the second one counts. All later rounds have the
-        fastest setting.
+        The first rounds try each setting twice, and the second time counts. All later rounds have
+        the fastest setting. See `rounds` for the other arguments.
 
         Args:
-            parameters: As in `rounds`.
-            packages: As in `rounds`.
             settings: Names of the settings, at most `MAX_SETTINGS`.
-
-        Raises:
-            SystemExit: As in `rounds`.
         """
         assert len(settings) <= MAX_SETTINGS, settings
         if parameters != self.workload.parameters:
@@ -117,13 +113,13 @@ class Side:
             self._say({"seconds": seconds, "setting": setting})
 
     def _say(self, message: dict[str, Any]) -> None:
-        # The pipe is closed if the driver has ended first.
+        # The pipe is closed if the benchmark has ended first.
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(message), file=self._channel, flush=True)
 
 
 def _take_standard_output() -> TextIO:
-    """Returns standard output, and redirects later prints of libraries to standard error."""
+    """Returns a copy of standard output, and redirects what libraries print to standard error."""
     channel = os.fdopen(os.dup(1), "w")
     sys.stdout.flush()
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""The sides of benchmarks: this package's algorithms and other simulators, by name."""
+"""Specifications of the sides that benchmarks time: this package's algorithms and the peers."""
 
 import dataclasses
 import sys
@@ -20,10 +20,10 @@ class SideSpec:
     """One simulator with one algorithm.
 
     Attributes:
-        title: Name in tables.
-        script: File in benchmarks/peers, or None for a module.
-        module: Module to run, if `script` is None.
-        environment: Name of its environment, or None for this one.
+        title: Name of the side in tables.
+        script: Name of the side's script in benchmarks/peers; None to run `module`.
+        module: Module to run if `script` is None.
+        environment: Name of the side's Python environment; None for this process's environment.
         algorithm: Algorithm of the side, as NAME or NAME:SETTING=VALUE.
         runtime: Runtime of the side.
         device: Device of the side.
@@ -43,7 +43,7 @@ class SideSpec:
         """Returns the side's command line.
 
         Raises:
-            SideError: If its environment cannot be created.
+            SideError: The side's environment cannot be created.
         """
         python = Path(sys.executable) if self.environment is None else peer_python(self.environment)
         program = ["-m", self.module] if self.script is None else [self._script_path(self.script)]
@@ -88,9 +88,9 @@ OURS = "AgnosticFedAvg"
 
 
 def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
-    """Returns this package's sides; the first one is the baseline.
+    """Returns this package's sides; the first side is the baseline.
 
-    On an accelerator, AgnosticFedAvg also runs with sequential clients, and on the CPU.
+    On an accelerator, AgnosticFedAvg also runs in client mode "streamed", and on the CPU.
     """
     _ = RUNTIMES[runtime], DEVICES[device]
     ours = SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime, device=device)
@@ -112,5 +112,5 @@ def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
 
 
 def products_side() -> SideSpec:
-    """Returns the side whose round is only the matrix products of AgnosticFedAvg."""
+    """Returns the side that only computes the matrix products of AgnosticFedAvg."""
     return SideSpec(title="matrix products alone", module=_PRODUCTS_SIDE)

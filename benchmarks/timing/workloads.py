@@ -1,6 +1,6 @@
-"""Workloads of benchmarks: shapes of cohorts and models, with random data.
+"""Workloads of benchmarks: sizes of cohorts and models, with random data.
 
-NumPy only: every side imports this module in its own environment.
+Every side imports this module in a separate environment, so it needs only NumPy.
 """
 
 import dataclasses
@@ -11,16 +11,16 @@ import numpy as np
 
 from tff_agnostic.base.registry import Registry
 
-# Number of examples per step of this package's domain pass; all sides use it.
+# Maximum number of examples per step of the domain pass, as in this package.
 _DOMAIN_PASS_BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One round's work: one local epoch of SGD on every client, and their average.
+    """The work of one round: every client trains one epoch of SGD, and the server averages.
 
     Attributes:
-        name: Name for tables.
+        name: Name in tables.
         model: Name of the model, which every side implements.
         clients: Number of clients per round.
         examples: Number of examples per client.
@@ -54,11 +54,11 @@ class Workload:
 
     @property
     def domain_pass_batch(self) -> int:
-        """Number of examples per step of the domain pass."""
+        """Number of examples per step of AgnosticFedAvg's domain pass, which measures losses."""
         return min(self.examples, _DOMAIN_PASS_BATCH)
 
     def describe(self) -> str:
-        """Returns the sizes as text."""
+        """Returns the sizes as a human-readable string."""
         unit = f"sentences x {self.features[0]} tokens" if self.tokens else "examples"
         return (
             f"{self.clients:,} clients x {self.examples} {unit}, batch {self.batch_size}, "
@@ -66,19 +66,19 @@ class Workload:
         )
 
     def to_json(self) -> str:
-        """Returns the command line form."""
+        """Returns the JSON form for command lines."""
         return json.dumps(dataclasses.asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "Workload":
-        """Returns the workload with this command line form."""
+        """Parses the result of `to_json`."""
         fields = json.loads(text)
         shapes = {name: tuple(fields[name]) for name in ("features", "labels")}
         return Workload(**{**fields, **shapes})
 
 
 def logistic(clients: int, domains: int = 2) -> Workload:
-    """Returns softmax regression on many small clients."""
+    """Returns a workload of softmax regression with small clients."""
     return Workload(
         name="logistic",
         model="logistic",
@@ -92,7 +92,7 @@ def logistic(clients: int, domains: int = 2) -> Workload:
     )
 
 
-# The models of Reddi et al. 2021, and a small model that shows a simulator's overhead.
+# Two models of Reddi et al. 2021, and a small model that shows a simulator's overhead.
 WORKLOADS: Registry[Workload] = Registry(
     "workload",
     {
@@ -124,9 +124,9 @@ WORKLOADS: Registry[Workload] = Registry(
 
 
 def make_clients(workload: Workload) -> list[dict[str, Any]]:
-    """Returns the round's clients, the same on every side.
+    """Returns random clients, which are the same on every side.
 
-    Token ids start at 1: 0 pads sentences, and these are full.
+    Token ids start at 1, because 0 is padding, and all sentences have full length.
 
     Returns:
         For each client "x" [n, *features], "y" int32 [n, *labels], "domain_id" int32 [n].
