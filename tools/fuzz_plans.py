@@ -2,12 +2,12 @@
 
     .venv/bin/python tools/fuzz_plans.py --plan EXPORT [EXPORT ...] --minutes=30
 
-Each mutant is an export in which some graphs, messages, checkpoints or examples, or the TFLite
-graph, are changed, and which has matching hashes. Every second mutant runs without the check of
-graphs, so that the sandbox is tested, too. strace records the system calls of the process. A call
-that would write elsewhere, start a process or open a socket is a find: with the check even if the
-sandbox refuses it, without the check only if it succeeds. A find names its mutant, which --only
-runs again.
+A mutant is an export with random changes in graphs, messages, checkpoints, examples or the TFLite
+graph, and with matching hashes. Every second mutant runs without the check of graphs, which tests
+the sandbox. strace records the process's system calls. A find is a call that would write outside
+the process's folder, start a process or open a socket. If graphs are checked, a find counts even
+if the sandbox rejects the call; if not, it counts only if the call succeeds. A find names its
+mutant, which --only runs again.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from fuzzing.watcher import Find, Tally, Watcher, judged  # noqa: E402
 from plan_runner.isolation import Bounds, IsolationError, run_isolated  # noqa: E402
 from plan_runner.kernel import find_kernel  # noqa: E402
 
-# Mutants per process: TensorFlow keeps some memory of each graph.
+# Mutants per process, limited because TensorFlow keeps memory of every graph.
 _BATCH = 100
 _MAX_FAILED_STARTS = 10
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Fuzzes for the given time; returns 1 if there are finds."""
+    """Fuzzes for the given time, and returns 1 if there are finds."""
     parser = argparse.ArgumentParser(prog="fuzz_plans", description=__doc__)
     parser.add_argument("--plan", type=Path, nargs="+", required=True, help="exports to begin with")
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -61,7 +61,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -> int:
-    """Runs mutants in one process; returns the number of the next mutant."""
+    """Runs mutants `first` to `last` - 1 in a process; returns the number of the next mutant.
+
+    The next mutant is before `last` if the process ended early.
+    """
     exports = [str(path.resolve()) for path in asked.plan]
     kernel = find_kernel()
     payload = {
@@ -84,7 +87,7 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
                 if tally.ends["starts that failed"] > _MAX_FAILED_STARTS:
                     raise
                 return first
-            # After a crash or a limit, print the mutant, so that it can be examined.
+            # After a crash or an exceeded limit, print the mutant's number for examination.
             kind = "ended at a limit" if "--max_" in str(e) and "SIG" not in str(e) else "crashes"
             tally.ends[kind] += 1
             print(f"mutant {watcher.number}: {e}", flush=True)
@@ -105,7 +108,7 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
 
 
 def _bounds() -> Bounds:
-    """Returns the limits of a process: wall-clock seconds grow with the load of a core."""
+    """Returns the limits of a process; on a busy machine, the time limit is longer."""
     load = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return Bounds(LIMITS.max_memory_gb, LIMITS.max_round_seconds * max(1.0, load))
 

@@ -4,19 +4,22 @@
     python tools/ledger.py record CHECKOUT FILE [--only PATTERN ...]
     python tools/ledger.py compare BEFORE AFTER [--numbers]
 
-`record` runs every entry in a checkout, with the checkout's own environment, and writes two tables:
-a hash of each file that the entry writes, and a hash of each number or array in these files:
-arrays of checkpoints and exports, columns of CSV files, numbers of JSON files, predictions of saved
-models on made-up inputs. `compare` prints which entries differ, and where; its exit status is 1 if
-one does. With `--numbers` it compares the second table alone: names, layouts and settings may
-change, numbers may not. Record both sides on one machine: processors round differently, so hashes
-are never checked in. A change that moves code keeps all files equal; one that changes numbers on
-purpose names its entries.
+An entry is a command on small inputs. `record` runs all entries in a checkout, with the checkout's
+own environment, and writes two tables for each entry. The table "files" has a hash of each written
+file. The table "numbers" has a hash of each result in these files: arrays of checkpoints and
+exports, columns of CSV files, numbers of JSON files, and predictions of saved models on synthetic
+inputs.
 
-Entries are three rounds of every algorithm with every kind of sum and of noise, clients vectorised
-and streamed, with a fixed key of the noise; once in TFF's runtime and in Ray's workers; every
-command on small inputs; an export of each kind. Times, pictures and names of folders are not
-hashed.
+`compare` prints the differing entries and the places of their differences, and exits with status 1
+if there are any. With `--numbers` it compares only the table "numbers": names, layouts and settings
+may change. Record both checkouts on the same machine, because processors round differently. A
+change that only moves code keeps all files equal. A change of numbers on purpose names the entries
+that it changes.
+
+The entries are three rounds of every algorithm with every kind of sum and noise, with vectorised
+and streamed clients and a fixed noise key; the same rounds in TFF's runtime and in Ray's workers,
+with plain sums; every other command; and an export of each kind. Times, pictures and folder names
+are not hashed.
 """
 
 from __future__ import annotations
@@ -38,38 +41,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Files that are not hashed: times, pictures, logs, and pages that show both.
+# Files that are not hashed, because they contain pictures or times.
 _NOT_HASHED = (
     *("*.png", "*.svg", "*.html", "*/tensorboard/*", "*.lock", "*.sqlite-journal", "*.db"),
-    # Times at which trials began and ended.
+    # This log contains the times at which trials began and ended.
     "*/journal.log",
 )
-# Files without numbers of results: settings and digests.
+# Files with settings and digests, but without results.
 _WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
-# Numbers in JSON files that are not results: settings, and sizes of files that contain their names.
+# Numbers in JSON files that are not results: settings, and file sizes that depend on names.
 _NO_RESULTS = re.compile(r"\.json: \.(settings|task_options)[._]|\.num_bytes$")
-# Keys of times and versions in JSON files.
+# Keys in JSON files whose values are times or versions.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
-# Columns of times in CSV files.
+# Names of CSV columns with times.
 _TIME_COLUMNS = re.compile(r"seconds|time")
-# Member of a checkpoint without an array of the state.
+# Member of a checkpoint that is not an array of the state.
 _HEADER = "header.npy"
 _SAVED_MODEL = re.compile(r"^saved/.*(\.keras|\.tflite|/saved_model\.pb)$")
 # Start of the output of a failed command.
 _FAILED = "exit status"
 _THIS_FOLDER = Path(__file__).parent
 
-# Hashes of files and of numbers, by entry.
+# Maps entry, table ("files" or "numbers") and place to a hash.
 Hashes = dict[str, dict[str, dict[str, str]]]
 
 
 class Entry(NamedTuple):
-    """A command of the ledger.
+    """A command that the ledger runs.
 
     Attributes:
-        name: Name of the entry, which patterns on the command line select.
-        command: A command and its flags.
-        after: Entry in whose folder the command runs; "" for a separate folder.
+        name: Name of the entry, by which --only selects entries.
+        command: The command with its flags.
+        after: Name of the entry whose folder the command uses; "" for a new folder.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Entry(NamedTuple):
 
     @property
     def is_training(self) -> bool:
-        """Whether the command runs in the process that all trainings share."""
+        """Whether the command runs in the process that all training entries share."""
         return self.command[0] == "train" and not self.after
 
 
@@ -105,7 +108,7 @@ _UNIGRAM = {
     "checkpoint_every": 2,
     "seed": 3,
 }
-# Every algorithm with settings other than the defaults.
+# All algorithms, with settings that differ from the defaults.
 _ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "agnostic_fed_avg": {**_TOY, "lambda_learning_rate": 0.1, "window": 2},
     "fed_avg": {**_TOY, "server_optimizer": "momentum"},
@@ -158,8 +161,8 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
 _MODES = ("vectorised", "streamed")
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
-# Name, entry in whose folder the command runs ("-" for a separate folder), and command. Unlike
-# trainings, each command has its own process, as in a shell.
+# Each entry's name, the name of the entry whose folder it uses ("-" for a new folder), and command.
+# Each of these commands runs in a separate process.
 _COMMANDS = """
 shell/train import_data train TOY --algorithm=agnostic_fed_avg --output_dir=run
 evaluate train/delta_fl evaluate --checkpoint=run --training_clients
@@ -199,7 +202,7 @@ import_state run_plan/rounds import_state --plan=plan_daf
 
 
 def entries() -> Iterator[Entry]:
-    """Yields all entries; an entry follows the one in whose folder it runs."""
+    """Yields all entries; an entry comes after the entry whose folder it uses."""
     for algorithm, settings in _ALGORITHMS.items():
         for (sums, sum_settings), mode in itertools.product(_SUMS.items(), _MODES):
             name = f"round/{algorithm}/{sums}/{mode}"
@@ -234,10 +237,10 @@ def _flag_text(value: Any) -> str:
 
 
 def record(checkout: Path, patterns: Sequence[str]) -> Hashes:
-    """Runs entries in a checkout; returns the hashes of what they write, by entry."""
+    """Runs the entries that match patterns in a checkout, and returns their hashes."""
     chosen = [e for e in entries() if any(fnmatch.fnmatch(e.name, p) for p in patterns)]
     needed = {e.after for e in chosen}
-    # Include entries that others need, whatever the patterns.
+    # Add the entries on which the chosen entries depend.
     while more := [e for e in entries() if e.name in needed and e not in chosen]:
         chosen += more
         needed |= {e.after for e in more}
@@ -255,7 +258,7 @@ def record(checkout: Path, patterns: Sequence[str]) -> Hashes:
 
 
 class _Ledger:
-    """Runs entries of one checkout below one folder."""
+    """Runs entries of a checkout, in subfolders of one folder."""
 
     def __init__(self, checkout: Path, folder: Path) -> None:
         self._checkout = checkout
@@ -263,7 +266,7 @@ class _Ledger:
         self._predictions: dict[str, str] = {}
 
     def make_inputs(self) -> None:
-        """Writes the data that entries read."""
+        """Writes the data sets that entries read."""
         texts = ["user,country,split,words"]
         rows = ["user,country,a,b,y"]
         for k in range(24):
@@ -291,7 +294,7 @@ class _Ledger:
         self._run(self._folder, "base_predictors", *predictors)
 
     def train(self, trainings: Sequence[Entry]) -> Hashes:
-        """Runs all trainings in one process of the checkout, as they share traces."""
+        """Runs all training entries in one process, so that they share traced functions."""
         calls = []
         for entry in trainings:
             self._link_inputs(self._path(entry.name))
@@ -300,7 +303,7 @@ class _Ledger:
         return {e.name: self._hashes(self._path(e.name)) for e in trainings}
 
     def call(self, entry: Entry) -> dict[str, dict[str, str]]:
-        """Runs a command; returns hashes of what it changed."""
+        """Runs an entry's command, and returns the hashes of changed files and numbers."""
         path = self._path(self._owner(entry))
         self._link_inputs(path)
         before = self._hashes(path)
@@ -337,12 +340,12 @@ class _Ledger:
         return done.stdout
 
     def _python(self, function: str, stdin: str) -> str:
-        """Calls a function of this module in a process of the checkout."""
+        """Calls a function of this module in a process that imports the checkout."""
         code = f"import sys; sys.path[:0] = sys.argv[1:3]; import ledger; ledger.{function}()"
         done = subprocess.run(
             [self._checkout / ".venv/bin/python", "-c", code, self._checkout, _THIS_FOLDER],
             cwd=self._folder,
-            # Workers of Ray and TFF are separate processes.
+            # Ray's and TFF's worker processes need these variables, too.
             env={**os.environ, "PYTHONPATH": str(self._checkout), "TF_CPP_MIN_LOG_LEVEL": "3"},
             input=stdin,
             text=True,
@@ -352,7 +355,7 @@ class _Ledger:
         return done.stdout
 
     def _owner(self, entry: Entry) -> str:
-        """Returns the entry in whose folder another one runs."""
+        """Returns the name of the entry whose folder a given entry uses."""
         first = next((e for e in entries() if e.name == entry.after), None)
         return entry.name if first is None else self._owner(first)
 
@@ -381,7 +384,7 @@ class _Ledger:
 
 
 def train_all() -> None:
-    """Trains the entries from standard input, each in its folder, in a process of a checkout."""
+    """Runs the training entries that standard input lists, each in its folder."""
     from binaries import train
     from tests.binaries.harness import Caller
 
@@ -391,13 +394,13 @@ def train_all() -> None:
         os.chdir(folder)
         outcome = call(train, *flags)
         if outcome.status:
-            # Not every algorithm supports every kind of sum: an error is part of the ledger.
+            # Record the error, because not every algorithm supports every kind of sum.
             Path("refused.txt").write_text(f"{outcome.error}\n")
             print(f"   refused: {outcome.error}", file=sys.stderr)
 
 
 def predict_all() -> None:
-    """Prints hashes of saved models' predictions on made-up inputs, in a process of a checkout."""
+    """Prints hashes of the predictions of saved models on synthetic inputs."""
     import numpy as np
     import tensorflow as tf
 
@@ -436,7 +439,7 @@ def _array_parts(array: Any) -> tuple[bytes, ...]:
 
 
 def _numbers(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields each array or number of a file, with a name; a column is one array."""
+    """Yields the name and bytes of each array, column or number in a file."""
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -460,7 +463,7 @@ def _json_numbers(value: Any, place: str) -> Iterator[tuple[str, bytes]]:
     elif isinstance(value, list):
         for k, item in enumerate(value):
             yield from _json_numbers(item, f"{place}[{k}]")
-    # Sizes of files change with the names that they contain.
+    # Skip file sizes, which change with the names in the files.
     elif isinstance(value, (int, float)) and type(value) is not bool and place[-5:] != "bytes":
         yield place, repr(value).encode()
 
@@ -470,7 +473,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _hash(path: Path, folder: str) -> str:
-    """Returns the hash of a file's content, without folder names and times."""
+    """Returns the hash of a file's content, except for folder names and times."""
     if path.suffix in (".npz", ".keras", ".zip"):
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in sorted(archive.namelist())}
@@ -504,7 +507,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def compare(before: Hashes, after: Hashes, tables: Sequence[str]) -> list[str]:
-    """Returns a line for each entry that differs between the tables, or that one of them lacks."""
+    """Returns a line for each entry that differs in a table, or that one checkout lacks."""
     lines = []
     for name in sorted({*before, *after}):
         if name not in before or name not in after:
@@ -520,7 +523,7 @@ def compare(before: Hashes, after: Hashes, tables: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """Runs the command line; returns the exit status."""
+    """Runs a command of this script, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="run entries in a checkout, write their hashes")

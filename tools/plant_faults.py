@@ -2,10 +2,10 @@
 
     python tools/plant_faults.py CHECKOUT RESULTS [--only=NAME ...]
 
-CHECKOUT is a clean checkout with its own `.venv`. Each fault of `planted_faults.toml` is written
-into it; the test files nearest to the changed module, by their imports, run until one test fails,
-first the quick tests and then the slow ones. RESULTS is a JSON file; a second call continues with
-the faults that it lacks.
+CHECKOUT is a clean checkout with its own `.venv`. For each fault in `planted_faults.toml`, the
+script changes the checkout, and runs the test files whose imports are nearest to the changed module
+until a test fails: first quick tests, then slow tests. RESULTS is a JSON file. A second call
+continues with the faults that are not in RESULTS.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from typing import Any
 _FAULTS = Path(__file__).with_name("planted_faults.toml")
 _PACKAGES = ("binaries", "fleet", "plan_runner", "tests", "tff_agnostic")
 _SELECTIONS = ("-m=not slow and not nightly", "-m=slow")
-# Files of tests to run for a fault, and processor seconds, for each selection.
+# Maximum number of test files and of processor seconds per fault and selection.
 _MAX_FILES = 24
 _MAX_SECONDS = 100
-# Seconds until a test counts as hanging, on a busy machine.
+# Seconds until tests count as hanging, which allows for a busy machine.
 _MAX_WALL_SECONDS = 1800
 # pytest's status if no test was selected.
 _NO_TESTS = 5
 
 
 def planted(source: str, edits: list[list[str]]) -> str:
-    """Returns the source with each edit's text replaced.
+    """Applies edits, which are pairs of old and new text, to source code.
 
     Raises:
-      ValueError: a text occurs never or several times.
+        ValueError: An old text does not occur exactly once.
     """
     for before, after in edits:
         if source.count(before) != 1:
@@ -56,7 +56,7 @@ class Imports:
         self._root = checkout
 
     def nearest_tests(self, file: str) -> list[str]:
-        """Returns the test files that reach a module, the nearest first."""
+        """Returns the test files that import a module, directly or indirectly, nearest first."""
         words = set(re.split(r"[/_.]", file))
 
         def rank(test: str) -> tuple[float, int]:
@@ -89,7 +89,7 @@ class Imports:
                 names.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.update((node.module, *(f"{node.module}.{a.name}" for a in node.names)))
-            # Commands are imported by their names.
+            # Strings may also be names of modules, because commands are imported by name.
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names.add(node.value)
         paths = (name.replace(".", "/") for name in names if name.startswith(_PACKAGES))
@@ -100,7 +100,7 @@ class Imports:
 
 
 def first_failure(checkout: Path, selection: str, tests: list[str]) -> str | None:
-    """Returns the name of the first failing test, or None."""
+    """Runs tests, and returns the name of the first failing test; None if all pass."""
     threads = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
     command = [".venv/bin/python", "-m", "pytest", "-x", "-q", "-rfE", "--tb=no"]
     limits = (_MAX_SECONDS, _MAX_SECONDS)
@@ -150,7 +150,7 @@ def run(checkout: Path, results: Path, only: list[str], selections: list[str]) -
 
 
 def main() -> None:
-    """Reads the arguments and plants the faults."""
+    """Reads the command line, and plants the faults."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
 """Checks the messages of an export against the platform's own definitions.
 
-The user fetches the definitions, .proto files that are not part of this project. Each message must
-be parsed without unknown fields, and be serialized to the same bytes.
+The user downloads the definitions, .proto files that are not part of this project. Parsing a
+message must find no unknown fields, and serialising it again must give the same bytes.
 `tools/check_against_platform` calls this script.
 """
 
@@ -35,11 +35,11 @@ _MESSAGES = {
     CLIENT_ONLY_PLAN: f"{_PLANS}.ClientOnlyPlan",
     _TASK: f"{_TASKS}.CreateTaskRequest",
 }
-# Fields of type bytes that hold a message of TensorFlow.
+# Fields of type bytes that contain a serialised TensorFlow message, mapped to the message's type.
 _GRAPHS = {f"{_PLANS}.ClientOnlyPlan.graph": "tensorflow.GraphDef"}
-# Definitions of the TensorFlow messages that an export may pack into an Any.
+# Definitions of the TensorFlow messages that an export may pack into an `Any` message.
 _PACKED = ("tensorflow/core/framework/graph.proto", "tensorflow/core/protobuf/config.proto")
-# On-Device Personalization's own addition to the platform's messages.
+# Field that On-Device Personalization adds to the platform's messages: message and field number.
 _ADDED = (f"{_PLANS}.TensorflowSpec", 999)
 
 
@@ -48,9 +48,9 @@ class Unknown:
     """A field without a definition.
 
     Attributes:
-        path: Names of the fields that lead to its message.
-        message: Full name of its message.
-        number: Number of the field.
+        path: Names of the fields that lead to the message with the unknown field.
+        message: Full name of the message type.
+        number: Number of the unknown field.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Unknown:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Checks exports; returns 1 if a message differs from the platform's definitions."""
+    """Checks exports, and returns 1 if a message does not conform to the definitions."""
     parser = argparse.ArgumentParser(prog="check_against_platform", description=__doc__)
     parser.add_argument(
         "--protos", type=Path, required=True, help="folder with the platform's .proto files"
@@ -78,11 +78,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 class _Definitions:
-    """The messages defined by a folder of .proto files and by TensorFlow.
+    """The message types that a folder of .proto files and TensorFlow define.
 
     Raises:
-        PlanError: If the folder has no such file, lacks a message of an export, or protoc cannot
-            compile a file.
+        PlanError: The folder has no .proto files, defines no message type of exports, or has a file
+            that protoc cannot compile.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class _Definitions:
             raise PlanError(f"--protos: expected one of {expected} in {folder}, found none")
 
     def find(self, name: str) -> Any:
-        """Returns the class of a message; None if it is undefined."""
+        """Returns the class of a message type; None if the type is undefined."""
         with contextlib.suppress(KeyError):
             return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(name))
         return None
@@ -157,10 +157,10 @@ def unknown_in(value: Any, path: str, find: Any) -> Iterator[Unknown]:
     Args:
         value: The message.
         path: Name of the message.
-        find: Called with a message's full name; returns its class, or None.
+        find: Called with the full name of a message type; returns the type's class, or None.
 
     Raises:
-        DecodeError: If a packed message cannot be parsed.
+        DecodeError: A packed message cannot be parsed.
     """
     name = value.DESCRIPTOR.full_name
     for field in unknown_fields.UnknownFieldSet(value):
@@ -179,7 +179,7 @@ def unknown_in(value: Any, path: str, find: Any) -> Iterator[Unknown]:
 
 
 def _children(field: Any, content: Any) -> Sequence[Any]:
-    """Returns the messages that a field holds."""
+    """Returns the messages in a field's value."""
     if field.message_type is None:
         return ()
     if isinstance(content, Mapping):

@@ -1,7 +1,7 @@
-"""The reference of the Python API: the public names and their definitions, by syntax.
+"""Generates the reference of the Python API from the source code, without importing it.
 
-Nothing is imported. sphinx-autoapi reads one generated file per public module, with the signatures
-and docstrings of its names, also of names that other modules define.
+For each public module, sphinx-autoapi reads a generated file with the signatures and docstrings of
+all public names, including names that other modules define.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 PACKAGE = "tff_agnostic"
 FOLDER = "reference/api"
-# Modules whose `__all__` is public, with the page of each: its file, heading and first sentence.
+# Public modules, mapped to the file name, heading and introduction of the module's page.
 PUBLIC = {
     "tff_agnostic": (
         "library",
@@ -50,11 +50,11 @@ PUBLIC = {
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """The definition of a name.
+    """The statement that defines a public name.
 
     Attributes:
-        module: Module with the definition.
-        node: A class, a function, or any other statement that binds the name.
+        module: Module that contains the statement.
+        node: A class, a function, or another statement that binds the name.
     """
 
     module: str
@@ -62,21 +62,21 @@ class Definition:
 
     @property
     def name(self) -> str:
-        """Name of the class or function; "" for others."""
+        """Name of the class or function; "" for other statements."""
         return str(getattr(self.node, "name", ""))
 
     @property
     def directive(self) -> str:
-        """Directive of sphinx-autoapi; "" for constants and types."""
+        """Name of sphinx-autoapi's directive; "" for constants and types."""
         kinds = {ast.ClassDef: "autoapiclass", ast.FunctionDef: "autoapifunction"}
         return kinds.get(type(self.node), "")
 
 
 class Sources:
-    """The modules of a checkout as syntax, each parsed once.
+    """The syntax trees of a checkout's modules, each parsed once.
 
     Args:
-        root: The checkout.
+        root: Folder of the checkout.
     """
 
     def __init__(self, root: Path) -> None:
@@ -84,12 +84,12 @@ class Sources:
         self._parsed: dict[str, list[ast.stmt]] = {}
 
     def path(self, module: str) -> Path:
-        """Returns the file of a module."""
+        """Returns the path of a module's file."""
         at = self._root.joinpath(*module.split("."))
         return at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
 
     def body(self, module: str) -> list[ast.stmt]:
-        """Returns the statements of a module, including those for type checkers only."""
+        """Returns the statements of a module, including statements within if blocks."""
         if module not in self._parsed:
             statements = ast.parse(self.path(module).read_text(encoding="utf-8")).body
             guarded = [s for node in statements if isinstance(node, ast.If) for s in node.body]
@@ -97,7 +97,7 @@ class Sources:
         return self._parsed[module]
 
     def public_names(self, module: str) -> list[str]:
-        """Returns `__all__` of a module."""
+        """Returns the names in a module's `__all__`."""
         for node in self.body(module):
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
                 return list(ast.literal_eval(node.value))
@@ -107,7 +107,7 @@ class Sources:
         """Returns the definition of a module's name, which may be imported from another module.
 
         Raises:
-            ValueError: If the package does not define the name.
+            ValueError: The package does not define the name.
         """
         for node in self.body(module):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
@@ -130,7 +130,7 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 
 def results(sources: Sources, definition: Definition) -> Iterator[Definition]:
-    """Yields the package's classes that a function, or a class's public methods, return."""
+    """Yields the package's classes that a function or a class's public methods return."""
     node = definition.node
     methods = node.body if isinstance(node, ast.ClassDef) else [node]
     for method in methods:
@@ -149,7 +149,7 @@ def results(sources: Sources, definition: Definition) -> Iterator[Definition]:
 
 
 def documented(sources: Sources, module: str) -> list[Definition]:
-    """Returns the definitions on a module's page: public names, and the classes they return."""
+    """Returns the definitions to document for a module: public names, and classes they return."""
     by_name: dict[tuple[str, str], Definition] = {}
     waiting = [sources.definition(module, name) for name in sources.public_names(module)]
     while waiting:
@@ -161,17 +161,17 @@ def documented(sources: Sources, module: str) -> list[Definition]:
 
 
 def pages(root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the pages by path, and the files that autoapi reads, by path.
+    """Returns the pages, and the files that sphinx-autoapi reads, both keyed by path.
 
     Args:
-        root: The checkout.
+        root: Folder of the checkout.
     """
     sources = Sources(root)
     texts, files = {}, {f"{PACKAGE}/__init__.py": ""}
     page_by_name: dict[tuple[str, str], str] = {}
     for module, (page, title, intro) in PUBLIC.items():
         every = documented(sources, module)
-        # Document a definition once, though several modules may export it.
+        # Document a definition only once, even if several modules export it.
         entries = [one for one in every if (one.module, one.name) not in page_by_name]
         others = [
             f"[`{one.name}`]({page_by_name[one.module, one.name]}.md)"
@@ -212,7 +212,7 @@ def declarations(sources: Sources, definitions: Iterable[Definition]) -> str:
     """Returns Python code with the signatures and docstrings of functions and classes.
 
     Args:
-        sources: The checkout with the definitions.
+        sources: Modules that contain the definitions.
         definitions: The functions and classes.
     """
     lines = ["from __future__ import annotations"]
@@ -234,7 +234,7 @@ def _declared(node: ast.stmt) -> ast.stmt:
 
 
 class _WithValues(ast.NodeTransformer):
-    """Replaces private names of constants by their values, as in defaults."""
+    """Replaces private constants, such as default arguments, by their values."""
 
     def __init__(self, sources: Sources, module: str) -> None:
         self._constants = {
@@ -245,11 +245,11 @@ class _WithValues(ast.NodeTransformer):
         }
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Returns the constant's value for a private name, and other names unchanged."""
+        """Returns the value of a private constant, and other names unchanged."""
         return self._constants.get(node.id, node) if node.id.startswith("_") else node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Returns `core.Model` as `Model`: the reference has a link for the latter."""
+        """Replaces `core.Model` by `Model`, for which the reference has a link."""
         if isinstance(node.value, ast.Name) and node.value.id == "core":
             return ast.Name(node.attr)
         self.generic_visit(node)

@@ -1,6 +1,6 @@
-"""Builds the site of the documentation, and shows it.
+"""Builds the documentation site, and serves it on this machine.
 
-Called by `./run docs`, with the Python of the docs' environment.
+`./run docs` calls this script in the environment for documentation.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tools.docs import api
 from tools.docs.sources import SiteError, collect, with_generated, with_order, write_changed
 
 ROOT = Path(__file__).resolve().parents[2]
-# Folder of Sphinx's caches and of the site; ignored by git.
+# Folder for Sphinx's caches and the site, which git ignores.
 BUILD = ROOT / "build" / "docs"
 _USAGE_STATUS = 2
 _ADDRESS = "127.0.0.1"
-# A file that Sphinx writes into its output.
+# File that identifies a folder as Sphinx's output.
 _BUILT = ".buildinfo"
-# Pages without a source.
+# Pages that Sphinx generates without a source file.
 _SPHINX_PAGES = ("genindex.html", "py-modindex.html", "search.html")
 
 
@@ -65,14 +65,14 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def build(output: Path, package_python: Path) -> None:
-    """Writes the site into a folder.
+    """Writes the site to a folder.
 
     Args:
         output: The folder.
-        package_python: The Python of the package's environment.
+        package_python: Python executable of the package's environment.
 
     Raises:
-        SiteError: If a page or a link is wrong; the message has a line for each.
+        SiteError: Pages or links are invalid; the message has a line for each problem.
     """
     pages, files = collect(ROOT)
     api_pages, modules = api.pages(ROOT)
@@ -81,7 +81,7 @@ def build(output: Path, package_python: Path) -> None:
     if write_changed(BUILD / "package", modules, {}):
         changed = True
         for page in api_pages:
-            # Sphinx reads newer pages again.
+            # Make the page newer, so that Sphinx reads it again.
             (BUILD / "source" / page).touch()
     command: list[str | Path] = [
         sys.executable,
@@ -93,7 +93,7 @@ def build(output: Path, package_python: Path) -> None:
         "--quiet",
     ]
     command += ["-c", ROOT / "tools" / "docs", "-d", BUILD / "doctrees", BUILD / "source", output]
-    # Every page lists the others: write all of them if one has changed.
+    # Write all pages if one has changed, because every page lists the other pages.
     whole = BUILD / "whole"
     if changed or not whole.is_file() or whole.read_text(encoding="utf-8") != str(output):
         command.append("--write-all")
@@ -106,7 +106,7 @@ def build(output: Path, package_python: Path) -> None:
     if subprocess.run(command, env={**os.environ, **variables}, check=False).returncode:
         raise SiteError("the site was not built: see Sphinx's warnings above")
     for made in output.rglob("*.html"):
-        # Sphinx does not delete pages of earlier builds.
+        # Delete pages of earlier builds, which Sphinx keeps.
         source = (BUILD / "source" / made.relative_to(output)).with_suffix(".md")
         if not source.is_file() and made.name not in _SPHINX_PAGES:
             made.unlink()
@@ -114,7 +114,7 @@ def build(output: Path, package_python: Path) -> None:
 
 
 def check(output: Path) -> int:
-    """Checks the links of the Markdown pages and of the site; returns the exit status."""
+    """Checks all links in Markdown pages and in the site, and returns the exit status."""
     links: list[str | Path] = [
         Path(sys.executable).with_name("lychee"),
         "--offline",
@@ -125,7 +125,7 @@ def check(output: Path) -> int:
 
 
 def _commands(package_python: Path) -> dict[str, str]:
-    """Returns the pages of commands, made by the Python of the package's environment."""
+    """Generates the pages of commands in the package's environment, keyed by path."""
     done = subprocess.run(
         [package_python, "-P", "-m", "tools.docs.commands"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -140,7 +140,7 @@ def _commands(package_python: Path) -> dict[str, str]:
 
 
 def version() -> str:
-    """Returns the version of the package, read from its source."""
+    """Reads the package's version from the source code."""
     tree = ast.parse((ROOT / "tff_agnostic" / "__init__.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
@@ -157,7 +157,7 @@ def _server(port: int, folder: Path) -> ThreadingHTTPServer:
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """A handler that does not print a line for each file."""
+    """A request handler that does not log requests."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Prints nothing."""

@@ -1,7 +1,7 @@
-"""The reference of commands: a page for each, with the flags of its options.
+"""Generates the reference of commands: a page per command, with the command's flags.
 
-Flags that many commands share are on separate pages, with links from the commands. The script runs
-in the package's environment, loads no TensorFlow, and prints the pages as JSON.
+Flags that many commands share are on separate pages, to which the commands' pages link. The script
+runs in the package's environment, does not import TensorFlow, and prints the pages as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tff_agnostic.program.runs.options import RunConfig, run_flags, runtime_flag
 from tff_agnostic.runtimes.registry import RUNTIMES
 
 FOLDER = "reference/commands"
-# Commands with their own descriptions of arguments.
+# Commands whose arguments are not defined by an options class.
 OTHERS = ("fleet", "run_plan")
 _KINDS = {
     **{"bool": "true or false", "int": "whole number", "float": "number", "str": "text"},
@@ -52,10 +52,10 @@ class Shared:
     """A page of flags that many commands share.
 
     Attributes:
-        name: Name of the page's file, and prefix of its anchors.
+        name: Part of the page's file name, and prefix of the page's anchors.
         title: Heading of the page.
-        intro: First paragraph.
-        groups: The flags.
+        intro: First paragraph of the page.
+        groups: Groups of flags on the page.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Shared:
 
 
 def shared_pages() -> list[Shared]:
-    """Returns the pages of shared flags: one for each kind of setting that they depend on."""
+    """Returns the pages of shared flags, such as settings of algorithms or of runtimes."""
     sum_specs: list[Any] = [
         *AGGREGATIONS.values(),
         *UPDATE_AGGREGATORS.values(),
@@ -108,7 +108,12 @@ def shared_pages() -> list[Shared]:
 
 
 def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
-    """Returns the groups of several dataclasses, with the table's flags, which name all users."""
+    """Merges the flag groups of several dataclasses.
+
+    Args:
+        kinds: The dataclasses.
+        table: Flags to use instead, keyed by name, because they know all of their users.
+    """
     groups = without_repeated(group for kind in kinds for group in flag_groups(kind))
     merged: dict[str, Group] = {}
     for group in groups:
@@ -119,7 +124,7 @@ def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
 
 
 def shared_flags(name: str) -> dict[str, list[Flag]]:
-    """Returns the flags that a command shares with others, by the page that they are on."""
+    """Returns the flags that a command shares with other commands, keyed by the flags' page."""
     described = command(name)
     if not isinstance(described, RunCommand):
         return {}
@@ -145,7 +150,7 @@ def shared_flags(name: str) -> dict[str, list[Flag]]:
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of every page by its path in the site."""
+    """Returns the Markdown of all pages, keyed by path in the site."""
     shared = {page.name: page for page in shared_pages()}
     made = {f"{FOLDER}/index.md": _index(shared.values())}
     for name in COMMANDS:
@@ -194,7 +199,7 @@ def _summary(name: str) -> str:
 
 
 def _about(name: str) -> str:
-    """Returns the introduction of the help, with its examples as blocks."""
+    """Returns the introduction of a command's help, with examples as code blocks."""
     parts = []
     for paragraph in _doc(name).split("\n\n"):
         text = " ".join(paragraph.split())
@@ -227,12 +232,12 @@ def _groups(program: str, groups: Iterable[Group]) -> str:
 
 
 def flag_entry(flag: Flag) -> str:
-    """Returns the entry of a flag: value, description, default and conditions."""
+    """Returns a flag's entry: value, description, default and conditions."""
     text = flag.text
     value = "" if flag.kind is bool else f"={_value_name(flag)}"
     name = f"--[no]{flag.name}" if flag.kind is bool else f"--{flag.name}"
     default = flag.default_text()
-    # A default that a run computes is in brackets at the end of the text.
+    # A default that a run computes is in brackets at the end of the flag's text.
     computed = None if default else _COMPUTED.search(text)
     lines = [_markdown(_COMPUTED.sub("", text) if computed else text)]
     choices = flag.choices
@@ -266,7 +271,7 @@ def _value_name(flag: Flag) -> str:
 
 
 def _kind(flag: Flag) -> str:
-    """Returns the type of a flag with its limits, in words."""
+    """Describes the type and limits of a flag's value."""
     if flag.members:
         return "One of these, with fields of its own"
     kind = _KINDS[flag.kind.__name__] if flag.kind is not tuple else "values"
@@ -302,7 +307,7 @@ def _any(names: Sequence[str]) -> str:
 
 
 def _defaults(flag: Flag, computed: Optional[re.Match[str]]) -> str:
-    """Returns a sentence with the default, and the defaults of tasks and their algorithms."""
+    """Returns a sentence with a flag's default, and with the defaults of tasks and algorithms."""
     default = flag.default_text()
     sentence = f"Default: `{default}`" if default else "No default"
     if computed:
@@ -312,7 +317,7 @@ def _defaults(flag: Flag, computed: Optional[re.Match[str]]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Returns a plain text as Markdown that shows it, with flags as code."""
+    """Converts plain text to Markdown, and formats flags as code."""
     shown, at = [], 0
     for flag in _FLAG.finditer(text):
         shown += [_SPECIAL.sub(r"\\\1", text[at : flag.start()]), f"`{flag[0]}`"]
@@ -358,7 +363,7 @@ def _fleet() -> str:
 
 
 def fleet_parsers() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
-    """Yields name, summary and parser of each command of `fleet`."""
+    """Yields the name, summary and parser of each command of `fleet`."""
     for action in fleet._parser()._actions:
         if isinstance(action, argparse._SubParsersAction):
             about = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -370,7 +375,7 @@ def _action_entry(action: argparse.Action) -> str:
     flag = action.option_strings[-1].removeprefix("--")
     metavar = action.metavar if isinstance(action.metavar, str) else flag.upper()
     value = "" if action.nargs == 0 else f"={metavar}"
-    # The entry has a separate sentence with the default.
+    # Remove the default, for which the entry has a separate sentence.
     text = (action.help or "").removesuffix(" (%(default)s)")
     lines = [_sentence(text % vars(action))] if text else []
     lines += [] if action.choices is None else [f"One of: {', '.join(map(str, action.choices))}."]
@@ -383,14 +388,14 @@ def _action_entry(action: argparse.Action) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Returns a help text as a sentence: with a capital letter and a full stop."""
+    """Converts a help text to a sentence with a capital letter and a full stop."""
     first = text.partition(" ")[0]
     text = text[:1].upper() + text[1:] if first.isalpha() else text
     return _markdown(text if text.endswith((".", ")")) else f"{text}.")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Prints the pages by path, as JSON."""
+    """Prints all pages as JSON, keyed by path."""
     argparse.ArgumentParser(description=textwrap.fill(__doc__ or "", _WIDTH)).parse_args(arguments)
     print(json.dumps(pages()))
 

@@ -1,4 +1,4 @@
-"""Sphinx's settings for the site. `tools/docs/build.py` gathers the pages and calls Sphinx."""
+"""Sphinx's settings for the site. `tools/docs/build.py` collects the pages and calls Sphinx."""
 
 import os
 import re
@@ -17,33 +17,33 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "autoa
 source_suffix = {".md": "markdown"}
 root_doc = "index"
 
-# The API by syntax: nothing of the package is imported. Pages name what is public.
+# Read the API from generated source code, without importing the package. Pages name public objects.
 autoapi_dirs = [os.environ["TFF_AGNOSTIC_PUBLIC"]]
 autoapi_generate_api_docs = False
 autosummary_generate = False
 autoapi_python_class_content = "class"
-# Docstrings have names in single backticks, as Markdown has code.
+# Docstrings have code in single backticks, as in Markdown.
 default_role = "literal"
 napoleon_use_ivar = True
 maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 add_module_names = False
 
-# GitHub's anchors, which pages link to.
+# Generate GitHub's anchors of headings, to which pages link.
 myst_heading_anchors = 6
-# Prose has $ and {} that mean nothing to Markdown.
+# Enable no extensions, because pages contain plain $ and {}.
 myst_enable_extensions: list[str] = []
 highlight_language = "none"
 
 
 def setup(app: Sphinx) -> None:
-    """Shows diagrams as text, since their renderer would be fetched from elsewhere."""
+    """Shows diagrams as text, because their renderer would need a download; escapes docstrings."""
     app.add_lexer("mermaid", TextLexer)
     app.connect("autodoc-process-docstring", _as_prose, priority=1)
 
 
 def _as_prose(*given: Any) -> None:
-    """Escapes bars, and letters before a full stop, as docstrings are not reStructuredText."""
+    """Escapes bars and lists such as "B.", because docstrings are not reStructuredText."""
     lines: list[str] = given[-1]
     escaped = (line.replace("|", "\\|") for line in lines)
     lines[:] = [re.sub(r"(: |^ *)(\w\.)(?= |$)", r"\1\\\2", line) for line in escaped]

@@ -1,8 +1,8 @@
-"""Takes pictures of a report's first screen, on light and dark backgrounds, with Chromium.
+"""Takes screenshots of a report's first screen, on light and dark backgrounds, with Chromium.
 
     python -m tools.docs.picture runs/compare-digits-001/report.html docs/images/report
 
-writes docs/images/report_light.png and docs/images/report_dark.png.
+This command writes docs/images/report_light.png and docs/images/report_dark.png.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GROUNDS = {"dark": 0, "light": 1}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Writes both pictures; returns the exit status."""
+    """Writes both screenshots, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("report", type=Path, help="report.html of a run or a study")
     parser.add_argument("picture", type=Path, help="path of the pictures without _light.png")

@@ -1,7 +1,7 @@
-"""Diagrams and notebooks as plain Markdown for the site.
+"""Converts diagrams and notebooks to plain Markdown for the site.
 
-Nothing is fetched and nothing is executed: a sequence diagram becomes a table of its messages, and
-a notebook shows its saved outputs.
+A sequence diagram becomes a table of its messages, and a notebook shows its saved outputs. Nothing
+is downloaded or executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MESSAGE = re.compile(r"(\w+)-?->>(\w+): (.+)")
 
 
 def with_tables(text: str) -> str:
-    """Returns a page with tables instead of sequence diagrams; unsupported diagrams stay."""
+    """Replaces sequence diagrams in a page by tables, and keeps unsupported diagrams."""
     return _DIAGRAM.sub(lambda match: _table(match[1]) or match[0], text)
 
 
@@ -37,10 +37,10 @@ def _table(diagram: str) -> Optional[str]:
 
 
 def notebook_page(text: str, name: str) -> str:
-    """Returns a notebook as a page: its cells, and the outputs that are text.
+    """Converts a notebook to a page with the notebook's cells and text outputs.
 
     Args:
-        text: The notebook's file.
+        text: Content of the notebook's file.
         name: Link from the page to the notebook's file.
     """
     parts = []

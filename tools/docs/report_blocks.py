@@ -1,8 +1,8 @@
-"""Writes tables and figures of a report's page.json into a Markdown page, between its markers.
+"""Writes tables and figures of a report's page.json to the blocks of a Markdown page.
 
 Example: python -m tools.docs.report_blocks docs/results/adult.md runs/adult/page.json
 
-A block of the page names the beginning of a caption and becomes the table or figure with it:
+A block names the beginning of a caption, and is replaced by the table or figure with this caption:
 
     <!-- report: accuracy, % -->
     ...
@@ -26,11 +26,11 @@ _IMAGES = "images"
 
 
 class BlockError(ValueError):
-    """A page and a report that do not fit together; the message is one line."""
+    """A page has no blocks, or the report lacks a caption; the message is one line."""
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Writes the page; returns the exit status."""
+    """Writes the page and its figures, and returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("page", type=Path, help="Markdown page with markers")
     parser.add_argument("report", type=Path, help="page.json of a run or a study")
@@ -54,12 +54,12 @@ class _Raw(argparse.RawDescriptionHelpFormatter):
 
 
 def filled(text: str, report: Mapping[str, Any], stem: str) -> tuple[str, dict[str, str]]:
-    """Returns a page with the blocks of a report, and the SVG files by name.
+    """Returns a page with filled blocks, and the contents of SVG files, keyed by file name.
 
     Args:
-        text: The page.
+        text: Text of the page.
         report: Content of page.json.
-        stem: Beginning of the names of files.
+        stem: Beginning of the SVG files' names.
     """
     blocks = [block for section in report["sections"] for block in section["blocks"]]
     drawings: dict[str, str] = {}
@@ -80,7 +80,7 @@ def filled(text: str, report: Mapping[str, Any], stem: str) -> tuple[str, dict[s
 
 
 def table(block: Mapping[str, Any]) -> str:
-    """Returns a table of page.json, with its notes, in Markdown."""
+    """Converts a table of page.json, including notes, to Markdown."""
     rows = [list(map(_text, row)) for row in block["rows"]]
     heads = list(map(_text, block["columns"])) or ["", ""]
     widths = [max(3, *map(len, column)) for column in zip(heads, *rows)]
@@ -94,7 +94,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _text(cell: Any) -> str:
-    """Returns a cell in Markdown; the best number of a row is bold."""
+    """Converts a cell to Markdown, with a row's best number in bold."""
     if isinstance(cell, str):
         return " ".join(cell.split()).replace("|", r"\|")
     if "path" in cell:

@@ -1,8 +1,8 @@
-"""The pages of the site: docs/, the linked files, and the order of pages in a folder.
+"""Collects the pages of the site from docs/ and linked files, and orders the pages of each folder.
 
-Pages are plain Markdown, readable on a forge. The copies for the site also have a page for each
-folder, the order of pages, and new paths for links that leave docs/. Pages follow the links of
-their folder's index.md, so no page is named here.
+Pages are plain Markdown, which is also readable on GitHub. The copies for the site also have an
+index page per folder, tables of contents, and new paths for links out of docs/. The links in a
+folder's index.md determine the order of its pages.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path, PurePosixPath
 from tools.docs.plain import notebook_page, with_tables
 
 DOCS = "docs"
-# Folder of linked files that are not in docs/.
+# Folder, in the site's sources, for linked files from outside docs/.
 PROJECT = "project"
-# Pages at the top of a checkout, in the order of the site.
+# Pages in the top folder of a checkout, in the order of the site.
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _INDEX = "index.md"
-# The index of the generated pages.
+# The index that lists the generated pages.
 REFERENCE = "reference/index.md"
-# HTML of a picture for light and dark backgrounds; pages of the site have the light picture.
+# HTML of a picture for light and dark backgrounds, which the site replaces by the light picture.
 _PICTURE = re.compile(r"<picture>.*?<img alt=\"(.*?)\" src=\"(.*?)\">\s*</picture>", re.DOTALL)
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 _NOTEBOOK = ".ipynb"
@@ -39,9 +39,9 @@ class Page:
     """A page of the site.
 
     Attributes:
-        path: Its path in the site's sources, with slashes.
-        text: Its Markdown, with the links of the site.
-        links: The paths of pages that it links to, in order, each once.
+        path: Path of the page in the site's sources, with slashes.
+        text: Markdown of the page, with the site's links.
+        links: Distinct paths of the linked pages, in order.
     """
 
     path: str
@@ -50,8 +50,8 @@ class Page:
 
 
 def targets(text: str) -> list[str]:
-    """Returns the targets of a Markdown text's links and pictures, in order, each once."""
-    # Installed with MyST; the tests of other functions run without it.
+    """Returns the distinct targets of links and pictures in Markdown, in order."""
+    # Import here, because tests of other functions run without this dependency of MyST.
     from markdown_it import MarkdownIt
 
     links = []
@@ -64,7 +64,7 @@ def targets(text: str) -> list[str]:
 
 
 def site_path(path: str) -> str:
-    """Returns the path of a checkout's file in the site's sources."""
+    """Converts a file's path in the checkout to its path in the site's sources."""
     inside = PurePosixPath(path)
     if inside.suffix == _NOTEBOOK:
         inside = inside.with_name(f"{inside.stem}_notebook.md")
@@ -74,13 +74,13 @@ def site_path(path: str) -> str:
 
 
 def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
-    """Returns the pages by path, and the other files that they need, by their path in the site.
+    """Returns all pages, and the other files that they link to, both keyed by path in the site.
 
     Args:
-        root: The checkout.
+        root: Folder of the checkout.
 
     Raises:
-        SiteError: If links lead to missing files, or out of the checkout.
+        SiteError: Links lead to missing files, or out of the checkout.
     """
     waiting = [p.relative_to(root).as_posix() for p in sorted((root / DOCS).rglob("*.md"))]
     waiting += [name for name in TOP_PAGES if (root / name).is_file()]
@@ -125,11 +125,11 @@ def collect(root: Path) -> tuple[dict[str, Page], dict[str, Path]]:
 
 
 def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[str, Page]:
-    """Returns the pages with the generated ones, which the reference lists first.
+    """Adds generated pages, and lists them in the index of the reference.
 
     Args:
-        pages: The pages by path.
-        texts: The Markdown of generated pages by path.
+        pages: The other pages, keyed by path.
+        texts: Markdown of the generated pages, keyed by path.
     """
     result = dict(pages)
     for path, text in texts.items():
@@ -146,7 +146,7 @@ def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[
 
 
 def _lister(path: str) -> str:
-    """Returns the index that lists a page: its folder's; for an index, the parent folder's."""
+    """Returns the path of the index that lists a page; an index is listed by its parent folder."""
     at = PurePosixPath(path)
     folder = at.parent.parent if at.name == _INDEX else at.parent
     return str(folder / _INDEX)
@@ -165,25 +165,26 @@ def _with_links(text: str, moved: Mapping[str, str]) -> str:
 
 
 def page_title(text: str) -> str:
-    """Returns the first heading of a page; "" if it has none."""
+    """Returns the first heading of a page; "" if the page has none."""
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     return heading[1].strip() if heading else ""
 
 
 def with_order(pages: Mapping[str, Page]) -> dict[str, str]:
-    """Returns the texts of all pages, each folder's index with the order of its pages.
+    """Returns the Markdown of all pages, with a table of contents in each folder's index.
 
-    The index of a folder without an index.md is the page of its name next to it, or a new list.
+    The index of a folder NAME is NAME/index.md, or else the page NAME.md next to the folder, or
+    else a new page.
 
     Args:
-        pages: The pages by path.
+        pages: The pages, keyed by path.
     """
     texts = {path: page.text for path, page in pages.items()}
     folders = sorted({str(parent) for p in pages for parent in PurePosixPath(p).parents})
     heads = {folder: _head(folder, pages) for folder in folders}
     for folder, head in heads.items():
         if head not in texts:
-            # The folder of linked project files has no index in the checkout.
+            # A folder of linked files from outside docs/ may have no index.
             texts[head] = f"# {_folder_title(folder)}\n"
     for folder, head in heads.items():
         children = [p for p in pages if str(PurePosixPath(p).parent) == folder and p != head]
@@ -207,7 +208,7 @@ def _head(folder: str, pages: Collection[str]) -> str:
 
 
 def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
-    """Returns the heads in a folder that belong to subfolders of its subfolders."""
+    """Returns the index pages in a folder that belong to folders below its subfolders."""
     return {
         head
         for sub, head in heads.items()
@@ -218,7 +219,10 @@ def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
 
 
 def _place(child: str, links: tuple[str, ...]) -> int:
-    """Returns the position of a page's first link; for an index, of a link into its folder."""
+    """Returns the position of a child's first link in an index page.
+
+    For the index of a subfolder, links to any page of the subfolder count.
+    """
     if child in links:
         return links.index(child)
     if child.endswith(f"/{_INDEX}"):
@@ -237,12 +241,12 @@ def _toctree(children: Iterable[str], is_list: bool) -> str:
 
 
 def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Path]) -> bool:
-    """Makes a folder hold exactly these files; unchanged files are not written.
+    """Writes files to a folder if they have changed, and removes all other files from the folder.
 
     Args:
         folder: The folder.
-        texts: Contents of files, by path.
-        files: Sources of further files, which are copied, by path.
+        texts: Contents of files, keyed by path in the folder.
+        files: Sources of files to copy, keyed by path in the folder.
 
     Returns:
         Whether the folder has changed.
@@ -257,7 +261,7 @@ def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Pa
     for name, content in contents.items():
         path = folder / name
         if path.is_dir():
-            # A folder of former pages.
+            # An earlier build has written a folder with this name.
             shutil.rmtree(path)
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)

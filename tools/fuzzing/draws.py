@@ -1,13 +1,13 @@
-"""Random parts of mutations: flipped bytes, strings that name files or addresses, numbers."""
+"""Random values for mutations: flipped bytes, strings that name files or addresses, numbers."""
 
 import random
 
 
 class Draws:
-    """Random draws for one mutant.
+    """Generator of random values for one mutant.
 
     Attributes:
-        rng: Generator of all draws.
+        rng: Random number generator of all values.
         canary: A path that the sandboxed process must not write.
     """
 
@@ -35,5 +35,5 @@ class Draws:
         return self.rng.choice([self.canary, self.rng.choice(self._texts)]).encode()
 
     def number(self) -> int:
-        """Returns a number, often a limit of a type."""
+        """Returns an integer, often the limit of an integer type."""
         return self.rng.choice([0, 1, -1, 2, 7, 2**31 - 1, 2**31, 2**62, -(2**63)])

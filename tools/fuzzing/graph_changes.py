@@ -1,4 +1,4 @@
-"""Changes of a plan's graphs and messages: operations, inputs, attributes, functions, constants."""
+"""Random changes of a plan's operations, inputs, attributes, functions, constants and messages."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tensorflow.python.client import pywrap_tf_session
 from fuzzing.draws import Draws
 from plan_runner import plan_pb2
 
-# Operations that write, read or connect, by a string.
+# Operations that write, read or connect to a file or address that a string names.
 _REACHING = (
     *("WriteFile", "ReadFile", "SaveV2", "SaveSlices", "Save", "MatchingFiles", "PrintV2"),
     *("DebugIdentityV2", "DebugIdentity", "RestoreV2", "TFRecordDataset", "TextLineDataset"),
@@ -22,11 +22,12 @@ _REACHING = (
 
 
 class GraphChanges:
-    """A few changes of a plan, drawn at random.
+    """Random changes of a plan.
 
     Args:
-        draws: Source of the random draws.
-        checked: Whether graphs will be checked; if not, some added operation reaches the canary.
+        draws: Generator of random values.
+        checked: Whether graphs will be checked. If not, an operation on files or addresses is
+            always added.
     """
 
     def __init__(self, draws: Draws, checked: bool) -> None:
@@ -103,7 +104,7 @@ class GraphChanges:
         return self._rng.choice([name, name, f"{name}:1", f"^{name}", f"{name}:0"])
 
     def _replace(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Replaces the operation of a node, often by one on files."""
+        """Replaces a node's operation, often by an operation on files."""
         telling = [op for op in self._ops if re.search("File|Save|Restore|Debug|Py|Rpc", op.name)]
         self._become(nodes, node, self._rng.choice(self._rng.choice([self._ops, telling])))
 
@@ -141,7 +142,7 @@ class GraphChanges:
             value.list.SetInParent()
 
     def _add(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Adds a copy of a node, perhaps with another operation, that other nodes wait for."""
+        """Adds a copy of a node, perhaps with another operation, and makes another node wait."""
         added = nodes.add()
         added.CopyFrom(node)
         added.name = f"added_{len(nodes)}"
@@ -151,7 +152,7 @@ class GraphChanges:
         self._rng.choice(waiting).input.append(f"^{added.name}")
 
     def _reach(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Adds a valid operation on files or addresses, with a file operation that waits for it."""
+        """Adds a valid operation on files or addresses, and makes another node wait for it."""
         definition = self._named[self._rng.choice(_REACHING)]
         added = graph.node.add(name=f"reach_{len(graph.node)}", op=definition.name)
         for number, argument in enumerate(definition.input_arg):
@@ -241,7 +242,7 @@ class GraphChanges:
         graph.versions.min_consumer = self._rng.choice([0, 0, 1, 2**31 - 1])
 
     def _get_in_between(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Inserts an operation between a path and the operation that takes it."""
+        """Inserts an operation between a path and the operation that uses the path."""
         takers = [n for n in graph.node if n.op in ("SaveSlices", "RestoreV2", "Save", "SaveV2")]
         if not takers:
             return

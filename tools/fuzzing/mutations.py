@@ -1,4 +1,4 @@
-"""Mutants: exports with a few random changes, and with matching hashes."""
+"""Creates mutants: exports with a few random changes, and with matching hashes."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ from plan_runner import plan_pb2
 
 
 class Mutation:
-    """A few changes of an export.
+    """Random changes of an export.
 
     Args:
-        rng: Generator of all draws.
+        rng: Random number generator of all changes.
         canary: A path that the sandboxed process must not write.
-        checked: Whether graphs will be checked; if not, some added operation reaches the canary.
+        checked: Whether graphs will be checked; see `GraphChanges`.
     """
 
     def __init__(self, rng: random.Random, canary: str, checked: bool) -> None:

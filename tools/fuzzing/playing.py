@@ -1,4 +1,4 @@
-"""The sandboxed process that executes each mutant once, traced by strace."""
+"""The sandboxed process that executes each mutant once, while strace traces it."""
 
 import contextlib
 import json
@@ -19,11 +19,11 @@ from plan_runner.isolation import Listener
 from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.play import Request
 
-# The seconds are those of a start, which imports TensorFlow, on an idle core.
+# The time limit is for the start, which imports TensorFlow, on an idle core.
 LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=60.0)
-# Prefix of a folder's name that marks the current mutant's number in strace's log.
+# Folder MARK/N that the process tries to remove, which writes mutant number N to strace's log.
 MARK = "/fuzz"
-# Number of forbidden calls before the first mutant, as a check of the tracing.
+# Number of forbidden calls before the first mutant, which check that strace works.
 WATCHED = 3
 _CHECKS = (
     *("daf.check_graph", "secure.check_graph"),
@@ -32,25 +32,25 @@ _CHECKS = (
 
 
 def is_checked(number: int) -> bool:
-    """Whether a mutant is executed with the check of graphs."""
+    """Whether a mutant's graphs are checked before they are executed."""
     return number % 2 == 0
 
 
 def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    """Executes the mutants of a range of numbers; reports the end of each to the listener."""
+    """Executes mutants of a range of numbers, and reports each mutant's outcome to the listener."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
-    # TensorFlow loads its own files before the tracing starts.
+    # Verify an export first, so that TensorFlow loads its files before the tracing starts.
     warm = _copied(payload["exports"][0], scratch / "warm")
     if _verified_end(warm, scratch) != "played":
         raise ValueError("expected an export that is verified")
-    # Import TensorFlow in the sandbox only.
+    # Import late, so that TensorFlow is imported only in the sandbox.
     from fuzzing.mutations import Mutation
 
     listener.line(f"watch {os.getpid()} {scratch}")
     while "TracerPid:\t0" in Path("/proc/self/status").read_text():
         time.sleep(0.01)
-    # The trace must contain these.
+    # Forbidden calls that the trace must contain.
     attempts: tuple[Callable[[], Any], ...] = (
         Path(payload["canary"]).touch,
         os.fork,
@@ -83,16 +83,16 @@ def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> 
 
 
 def _verified_end(folder: Path, scratch: Path) -> str:
-    """Verifies an export; returns the kind of its end, or an unexpected error."""
+    """Verifies an export; returns the outcome, or the description of an unexpected error."""
     from plan_runner.play import play
 
     try:
-        # Results may differ: the expected ones are for more clients.
+        # Results may differ, because the expected results are for more clients.
         play(Request(str(folder), verify=True, limits=LIMITS), _Nobody(), scratch)
         return "played"
     except PlanError as e:
         return "refused" if "is refused" in str(e) or "which is fed" in str(e) else "not played"
-    # The kind of the error identifies the fault.
+    # Report the exception's type, which identifies the fault.
     except Exception as e:
         frame = traceback.extract_tb(e.__traceback__)[-1]
         return f"{type(e).__name__}: {e} ({Path(frame.filename).name}:{frame.lineno})"
@@ -110,7 +110,7 @@ class _Nobody:
 
 
 def _copied(export: str, folder: Path) -> Path:
-    """Copies an export's files, not their modes and times; keeps one round with one client."""
+    """Copies an export's files without modes and times, and keeps one round with one client."""
     for path in Path(export).rglob("*"):
         if path.is_file():
             copy = folder / path.relative_to(export)

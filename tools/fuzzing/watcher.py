@@ -12,7 +12,7 @@ from typing import Optional
 
 from fuzzing.playing import MARK
 
-# Traced system calls: all with a path, and all that create or reach another process or address.
+# System calls to trace: all with a path, and all that create or access processes or addresses.
 _TRACED = (
     "open,openat,openat2,creat,truncate,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
     "rmdir,link,linkat,symlink,symlinkat,mknod,mknodat,chmod,fchmod,fchmodat,chown,fchown,lchown,"
@@ -23,12 +23,12 @@ _TRACED = (
 _LINE = re.compile(r"\d+ +(\w+)\((.*)\) += (-?\d+|\?)")
 _HALF = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>")
 _REST = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
-# A path, after the folder that its descriptor refers to.
+# A path in strace's log, after the folder of its file descriptor.
 _PATH = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 _OPENS = ("open", "openat", "creat", "openat2")
 _SIGNALS = ("kill", "tgkill", "tkill")
 _WRITING = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC")
-# TensorFlow's own files: names of its threads, and files of the system that may be missing.
+# Files that TensorFlow opens itself: names of threads, and system files that may be missing.
 _USUAL = re.compile(r"/dev/null$|/proc/self/task/\d+/comm$|/proc/self/comm$|/etc/inputrc$")
 
 
@@ -39,7 +39,7 @@ class Find:
     Attributes:
         mutant: Number of the mutant.
         call: The system call, as strace prints it.
-        done: Whether it succeeded.
+        done: Whether the call succeeded.
     """
 
     mutant: int
@@ -48,7 +48,7 @@ class Find:
 
 
 class Tally:
-    """The finds, and the number of mutants by kind of end."""
+    """The finds, and the number of mutants for each outcome."""
 
     def __init__(self) -> None:
         self.finds: list[Find] = []
@@ -60,7 +60,7 @@ class Tally:
 
 
 class Watcher:
-    """An `isolation.Listener` that starts strace when the process requests it."""
+    """An `isolation.Listener` that starts strace at the process's request."""
 
     def __init__(self, log: Path, tally: Tally) -> None:
         self._log, self._tally = log, tally
@@ -71,7 +71,7 @@ class Watcher:
         """Does nothing."""
 
     def line(self, text: str) -> None:
-        """Starts strace, or notes a mutant's number or end."""
+        """Starts strace, or records a mutant's number or outcome."""
         kind, _, rest = text.partition(" ")
         if kind == "watch":
             pid, _, self.scratch = rest.partition(" ")
@@ -89,14 +89,14 @@ class Watcher:
         shutil.rmtree(folder)
 
     def close(self) -> None:
-        """Waits for strace, which then has completed its log."""
+        """Waits until strace has completed its log."""
         if self._strace is not None:
-            # It ends with the traced process.
+            # strace ends with the traced process.
             self._strace.wait()
 
 
 def judged(log: Path, scratch: str) -> Iterator[Find]:
-    """Yields the calls in strace's log that would reach outside of the sandbox."""
+    """Yields the calls in strace's log that try to leave the sandbox."""
     number, halves = -1, {}
     for line in log.read_text(errors="replace").splitlines() if log.exists() else ():
         if half := _HALF.match(line):
@@ -121,13 +121,13 @@ def _is_foreign(name: str, given: str, paths: list[str], done: bool, scratch: st
     if name in ("clone", "clone3"):
         return "CLONE_THREAD" not in given
     if name in _SIGNALS:
-        # TensorFlow ends its own process; other processes do not exist in the sandbox.
+        # TensorFlow may send signals to its own process, the only one in the sandbox.
         return done and name == "kill" and not given.startswith(str(os.getpid()))
     inside = bool(paths) and all(
         (path.startswith(f"{scratch}/") and "/../" not in path) or _USUAL.search(path)
         for path in paths
     )
     if name in _OPENS:
-        # Successful reads elsewhere are TensorFlow's own.
+        # Successful reads outside the folder are TensorFlow's.
         return not inside and bool(_WRITING.search(given) or name == "creat" or not done)
     return not inside
