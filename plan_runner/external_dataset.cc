@@ -1,9 +1,10 @@
-// ExternalDataset, the platform's op by which a client's graph asks for the examples of its device.
+// ExternalDataset, the platform's operation with which a client graph reads its device's examples.
 //
-// On a device the token leads to whatever holds the examples. Here it holds them itself, so that
-// neither the op nor a graph that makes tokens of its own can reach anything: the bytes
-// "plan_runner examples:", then of each example its size, 8 bytes, little endian, and its bytes; a
-// "." ends it, as zeros at the end of a string get lost on some ways. plan_runner/kernel.py builds this file.
+// On a device, the token identifies the source of the examples. Here the token contains the
+// examples, so that a graph cannot access other data, even if it creates its own tokens. A token
+// consists of the bytes "plan_runner examples:", then each example's size (8 bytes, little endian)
+// and bytes, and a final ".", because some conversions drop zeros at the end of a string.
+// plan_runner/kernel.py builds this file.
 
 #include <atomic>
 #include <cstdint>
@@ -135,7 +136,7 @@ REGISTER_OP("ExternalDataset")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// Goes before the empty kernel that TFLite's converter makes where it has been told of the op.
+// This kernel has priority over the empty kernel that TFLite's converter registers for the op.
 REGISTER_KERNEL_BUILDER(Name("ExternalDataset").Device(tensorflow::DEVICE_CPU).Priority(1), Kernel);
 
 }  // namespace
