@@ -98,9 +98,11 @@ class Coverage(NamedTuple):
 def _sums(
     rng: np.random.Generator, case: Case, clients: int, seeds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws numbers of correct predictions [seeds, 2, domains, clients], and of examples.
+    """Simulates an evaluation.
 
-    The numbers of examples are [domains, clients].
+    Returns:
+        Numbers of correct predictions, [seeds, 2, domains, clients], and numbers of examples,
+        [domains, clients].
     """
     shape = (DOMAINS, clients)
     sizes = 5 + np.round(rng.lognormal(3.0, case.size_sd, shape)).astype(int)

@@ -46,7 +46,7 @@ class Methods(NamedTuple):
 
     Attributes:
         pairs: Pairs of AgnosticFedAvg methods.
-        rows: Settings of FedAvg and of both methods of each pair, keyed by the method's name.
+        rows: Settings of all methods, FedAvg and two per pair, keyed by the method's name.
     """
 
     pairs: list[Pair]

@@ -146,7 +146,7 @@ def _hard_digits(inputs: list[Path]) -> Iterator[Iterable[Any]]:
 
 
 def _languages(inputs: list[Path]) -> Iterator[Iterable[Any]]:
-    """Yields the sentences of English posts, of Shakespeare's speakers and of Spanish films."""
+    """Yields sentences from English posts, Shakespeare's plays and Spanish films."""
     yield "client", "language", "text"
     kinds = {
         "english": ImportOptions(format="stackexchange"),
@@ -294,7 +294,8 @@ DATA_SETS: Registry[DataSet] = Registry(
                 label_column="chair",
                 text_column="text",
                 split=_SPLIT,
-                # Few speakers are chairs, so a split by speaker may lack a language's chairs.
+                # Few speakers are chairs, so a split by speaker may put all chairs of a language
+                # into one split.
                 split_by="example",
             ),
             table=_speeches,

@@ -47,8 +47,8 @@ def hard_digits(
     """Yields a row for each example: client, domain, split, label, and 64 pixels from 0 to 1.
 
     Args:
-        seed: Seed of the choice of images, and of the wrong labels.
-        evaluated_clients: Number of held-out clients, and of test clients, of each domain.
+        seed: Seed that determines the chosen images and the wrong labels.
+        evaluated_clients: Number of held-out clients per domain, and also of test clients.
     """
     rng = np.random.default_rng(seed)
     images, labels = sklearn.datasets.load_digits(return_X_y=True)

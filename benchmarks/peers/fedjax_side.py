@@ -1,4 +1,4 @@
-"""FedJAX's `fed_avg` and `agnostic_fed_avg`, with FedJAX's own models."""
+"""Benchmark process that runs FedJAX's `fed_avg` or `agnostic_fed_avg` with FedJAX's models."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Benchmark side of Flower's simulation engine: `FedAvg` with PyTorch clients on Ray."""
+"""Benchmark process that runs Flower's `FedAvg` in simulation, with PyTorch clients on Ray."""
 
 import functools
 import logging

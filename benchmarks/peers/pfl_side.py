@@ -1,4 +1,4 @@
-"""Benchmark side of pfl-research: `FederatedAveraging` on `SimulatedBackend`, with PyTorch."""
+"""Benchmark process that runs pfl-research's `FederatedAveraging` on `SimulatedBackend`."""
 
 import os
 from collections.abc import Iterator

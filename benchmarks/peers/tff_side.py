@@ -1,4 +1,4 @@
-"""Benchmark side of TFF's `build_weighted_fed_avg` with `tf.data` clients."""
+"""Benchmark process that runs TFF's `build_weighted_fed_avg` with `tf.data` clients."""
 
 import tensorflow as tf
 import tensorflow_federated as tff

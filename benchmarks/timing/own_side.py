@@ -1,4 +1,4 @@
-"""Benchmark side of this package: one algorithm on one runtime."""
+"""Benchmark process that runs one of this package's algorithms on one runtime."""
 
 import dataclasses
 from importlib.util import find_spec

@@ -87,7 +87,7 @@ class SideProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the side's guard process, the ancestor of all of the side's processes."""
+        """Process id of the side's guard, which is the ancestor of the side's other processes."""
         return self._running.pid
 
     @property

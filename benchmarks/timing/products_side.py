@@ -1,4 +1,4 @@
-"""Benchmark side that only computes the matrix products of AgnosticFedAvg, in TensorFlow."""
+"""Benchmark process that only computes the matrix products of AgnosticFedAvg, in TensorFlow."""
 
 from collections.abc import Callable, Sequence
 

@@ -135,7 +135,7 @@ class ScaleResult:
 
 
 def measure_scale(spec: SideSpec, plan: ScalePlan, protocol: Protocol) -> ScaleResult:
-    """Runs all measurements of a plan, whose second cohort is the base of comparisons."""
+    """Runs all measurements of a plan, and compares cohorts with the plan's second cohort."""
     contestants = [
         Contestant(
             title=f"{workload.clients:,} clients, {workload.domains:,} domains",

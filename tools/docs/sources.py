@@ -146,7 +146,10 @@ def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[
 
 
 def _lister(path: str) -> str:
-    """Returns the path of the index that lists a page; an index is listed by its parent folder."""
+    """Returns the path of the index page that lists a page.
+
+    A folder's index page is listed in the parent folder's index page.
+    """
     at = PurePosixPath(path)
     folder = at.parent.parent if at.name == _INDEX else at.parent
     return str(folder / _INDEX)
