@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.FLAGS[name].value is not None and flags.FLAGS[name].value < 1:
             raise UserError(f"--{name}: expected at least 1, found {flags.FLAGS[name].value}")
     if flags.FLAGS.clients is not None and flags.FLAGS.workload == _SCALE:
-        raise UserError("--clients: has no effect with --workload=scale, which has its own")
+        raise UserError("--clients: has no effect with --workload=scale")
     page = chosen_page()
     path = output_folder()
     make_folder(path / "logs")
@@ -132,11 +132,11 @@ def chosen_peers() -> list[SideSpec]:
     names = flags.FLAGS.peers
     if flags.FLAGS.device != "cpu":
         if flags.FLAGS["peers"].present and names != ["none"]:
-            raise UserError("--peers: expected none with --device=gpu, which times ours only")
+            raise UserError(f"--peers: expected none with --device=gpu, found {','.join(names)}")
         return []
     if flags.FLAGS.workload == _SCALE:
         if flags.FLAGS["peers"].present:
-            raise UserError("--peers: has no effect with --workload=scale, which times ours only")
+            raise UserError("--peers: has no effect with --workload=scale")
         return []
     if names == ["none"]:
         return []

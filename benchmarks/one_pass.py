@@ -57,7 +57,6 @@ def methods(data: DataSet, read: Mapping[str, Any], many_epochs: bool) -> Method
     """Returns the compared methods on a data set.
 
     Args:
-        data: The data set.
         read: Result of `DataSet.prepare`.
         many_epochs: Whether to add a pair with several local epochs.
     """

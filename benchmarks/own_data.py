@@ -180,7 +180,6 @@ def sums(rows: Sequence[Row], domains: Sequence[str], predictions: Sequence[np.n
     """Counts correct predictions and rows.
 
     Args:
-        rows: The test rows.
         domains: Names of the domains, in the order of the result.
         predictions: Predicted classes of each of K models, [rows].
     """

@@ -309,7 +309,6 @@ class Board:
     """Results on a data set.
 
     Attributes:
-        data: The data set.
         final: Evaluations of all methods at their best settings on the test clients.
         choice: Name of the method that `recommend` chooses.
         missing: Reasons why methods have no result, keyed by method.

@@ -64,7 +64,6 @@ class _Side:
         return self._processor_seconds(), time.perf_counter() - self._start
 
     def close(self) -> None:
-        """Ends the process."""
         self._process.communicate()
 
     def _answer(self) -> dict[str, float]:

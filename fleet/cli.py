@@ -140,7 +140,7 @@ def _keys(arguments: argparse.Namespace) -> None:
     keys.make_server_keys(folder, arguments.server.split(","), nodes, days)
     for name in (keys.AUTHORITY, keys.CERTIFICATE):
         path = folder / name
-        print(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
+        print(f"{path}: valid until {keys.expiry(keys.read_certificate(path))}")
     print(f"{folder / keys.ROSTER}: {counted(len(nodes), 'node')}")
     print(f"send {keys.AUTHORITY} and {keys.ROSTER} to every node; all else stays here")
 
@@ -176,7 +176,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     from fleet.demo import Demo
 
     if arguments.nodes < 3 or arguments.rounds < 1:
-        raise PlanError("expected at least 3 --nodes and 1 of --rounds")
+        raise PlanError("expected --nodes of at least 3 and --rounds of at least 1")
     with contextlib.ExitStack() as stack:
         folder = arguments.output
         if folder is None:

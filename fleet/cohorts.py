@@ -82,8 +82,8 @@ class Cohorts:
         self._max_clients = min(num_nodes, about.max_clients or num_nodes)
         if self.min_clients > self._max_clients:
             raise PlanError(
-                f"min_clients: expected at most {self._max_clients}, the most that the roster or "
-                f"the plan allows, found {self.min_clients}"
+                f"min_clients: expected at most {self._max_clients}, the maximum that the roster "
+                f"and the plan allow, found {self.min_clients}"
             )
 
     def planned_draw(self) -> list[bytes]:
@@ -169,7 +169,7 @@ def _obstacles(
             obstacles.append(f"{counted(nodes, 'node')} in the roster")
         minimum = settings.min_clients if draw.scheme == FIXED_SIZE else math.inf
         if is_secure and draw.per_round < minimum:
-            obstacles.append("secure sums, which are opened from min_clients on alone")
+            obstacles.append("secure sums, which need at least min_clients clients")
     if draw.scheme == SPACED:
         size = settings.cohort_size or int(draw.per_round)
         limit = draw.max_participations

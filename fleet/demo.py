@@ -82,8 +82,8 @@ class Demo:
         noise = parse_node_noise(manifest)
         if noise is not None and nodes < noise.min_clients:
             raise PlanError(
-                f"--nodes: expected at least {noise.min_clients}, whose noise together is the "
-                f"plan's, found {nodes}"
+                f"--nodes: expected at least {noise.min_clients}, the minimum for the plan's "
+                f"noise, found {nodes}"
             )
         if noise is not None and not weaker_privacy and rounds > len(noise.claimed):
             raise PlanError(

@@ -106,7 +106,7 @@ class FlowerChannel:
                 continue
             if reply.has_error():
                 # Flower knows that the node will not answer.
-                words = refused(f"nothing, Flower says of it: {reply.error.reason}")
+                words = refused(f"no answer, Flower reports: {reply.error.reason}")
                 answers.append((sent.node, tagged(words, sent.tag)))
             else:
                 answers.append((sent.node, _content(reply)))
@@ -266,7 +266,7 @@ def control(address: str, authority: Path) -> Iterator[ControlHttpClient]:
     try:
         yield client
     except httpx.HTTPError as e:
-        raise PlanError(f"{address}: the SuperLink refuses: {reason(e)}") from e
+        raise PlanError(f"{address}: the SuperLink rejected a request: {reason(e)}") from e
     finally:
         client.close()
 
@@ -275,7 +275,7 @@ def register(client: ControlHttpClient, logins: Sequence[Path]) -> None:
     """Registers nodes with the SuperLink, and skips registered nodes.
 
     Args:
-        client: Client of `control`.
+        client: Client that `control` yields.
         logins: Files NAME.pub with the nodes' public keys.
     """
     for path in logins:
@@ -303,7 +303,7 @@ def start_run(
     )
     answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config))
     if not answer.HasField("run_id"):
-        raise PlanError("the SuperLink has started no run")
+        raise PlanError("the SuperLink did not start the run")
     return int(answer.run_id)
 
 

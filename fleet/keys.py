@@ -139,9 +139,9 @@ def read_certificate(path: Path) -> _Certificate:
     now = datetime.datetime.now(datetime.UTC)
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise PlanError(
-            f"{path}: expected a certificate that holds today, {now:%Y-%m-%d}, this one holds from "
-            f"{certificate.not_valid_before_utc:%Y-%m-%d} to {expiry(certificate)}: "
-            "./run fleet keys --server=HOSTS makes a new one"
+            f"{path}: expected a certificate that is valid today, {now:%Y-%m-%d}, found one that "
+            f"is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to {expiry(certificate)}: "
+            "./run fleet keys --server=HOSTS creates a new one"
         )
     return certificate
 
@@ -176,7 +176,7 @@ def is_name(name: str) -> bool:
 def _check_name(name: str, where: str = "") -> None:
     if not is_name(name):
         raise PlanError(
-            f"{where}expected a name of letters, digits, _ and -, at most 64, found {name!r}"
+            f"{where}expected a name of at most 64 letters, digits, _ and -, found {name!r}"
         )
 
 

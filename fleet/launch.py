@@ -121,7 +121,7 @@ class Processes:
         _signal(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_ENDING_SECONDS)
-        # Its children may still run.
+        # The process's children may still run.
         _signal(process, signal.SIGKILL)
         process.wait()
 
@@ -149,7 +149,7 @@ def check_room(folder: Path) -> None:
             os.fsync(file.fileno())
     except OSError as e:
         raise PlanError(
-            f"{folder}: expected a folder with room, cannot write ({e.strerror})"
+            f"{folder}: expected a folder with free space, cannot write ({e.strerror})"
         ) from e
     finally:
         with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ def run_server(
     manifest = manifest_sha256(settings.export)
     for name in (keys.AUTHORITY, keys.CERTIFICATE):
         path = keys_folder / name
-        report(f"{path}: holds until {keys.expiry(keys.read_certificate(path))}")
+        report(f"{path}: valid until {keys.expiry(keys.read_certificate(path))}")
     check_port(*address)
     check_port("127.0.0.1", port)
     check_room(settings.state)
@@ -232,7 +232,7 @@ def run_server(
             for name in ("superexec", SUPERLINK):
                 processes.end(name)
             start()
-        raise PlanError(f"{settings.state}: the server's parts have ended {_MAX_RUNS} times")
+        raise PlanError(f"{settings.state}: the server's processes have ended {_MAX_RUNS} times")
 
 
 def _follow_run(
@@ -363,7 +363,7 @@ def check_server(host: str, port: int, authority: Path) -> None:
         with socket.create_connection((host, port), 10) as plain:
             context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as e:
-        raise PlanError(f"{where}, its certificate is refused ({e.verify_message})") from e
+        raise PlanError(f"{where}, its certificate is invalid ({e.verify_message})") from e
     except OSError as e:
         raise PlanError(f"{where}, cannot reach it ({e.strerror or e})") from e
 
@@ -376,4 +376,5 @@ def _wait_for(processes: Processes, name: str, port: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(_LOOK_SECONDS)
-    raise PlanError(f"{name}: expected it to listen on port {port}: {processes.last_output(name)}")
+    last = processes.last_output(name)
+    raise PlanError(f"{name}: expected a process that listens on port {port}: {last}")

@@ -112,8 +112,8 @@ class Members:
             timeout: Maximum number of seconds to wait.
             take: Called with an identity and its answer; raises PlanError to reject the answer.
             enough: Number of answers after which `patience` applies.
-            patience: After `enough` answers, the exchange ends `patience` times as late as the last
-                answer arrived. None waits until the timeout.
+            patience: Factor p: after `enough` answers, the exchange ends after p t seconds if the
+                last answer took t seconds. None waits until the timeout.
 
         Returns:
             The exchange, and the identities without an accepted answer.
@@ -160,7 +160,7 @@ class Members:
         return Exchange(stage, len(requests), answered, down, up, seconds), missing
 
     def _poll(self) -> list[tuple[str, Message, int]]:
-        """Greets new nodes; returns (tag, answer, bytes) of each answer to other requests."""
+        """Greets new nodes; returns (tag, answer, size in bytes) for all other answers."""
         self._send_hellos()
         answers = []
         for node, data in self._channel.receive():

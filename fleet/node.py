@@ -175,12 +175,12 @@ class _Plan:
                 f"min_clients: expected {expected} as this node has, the server has {actual}: both "
                 "need the same"
             )
-        raise PlanError("secure sums: expected those of this node's plan, the server has others")
+        raise PlanError("secure sums: expected this node's settings, the server has different ones")
 
     def staged(self, message: Message) -> bytes:
         """Returns the answer to a secure-aggregation message."""
         if self._client is None or self._sums is None:
-            raise PlanError("expected work of plain sums for this plan, found secure aggregation")
+            raise PlanError("expected plain sums for this plan, found secure aggregation")
         sums, with_values = self._sums, len(message.parts) == 2
         request = message.part(0, 2 if with_values else 1)
 
@@ -208,7 +208,7 @@ class _Plan:
     def worked(self, message: Message) -> bytes:
         """Returns the client's update, unmasked; a round's repeated request gets the same bytes."""
         if self._client is not None:
-            raise PlanError("expected secure aggregation for this plan, found work of plain sums")
+            raise PlanError("expected secure aggregation for this plan, found plain sums")
         checkpoint, round_id = message.part(0, 1), message.digest("id")
         asked = hashlib.sha256(checkpoint).digest()
         with self._folder.locked():
@@ -216,8 +216,8 @@ class _Plan:
             if stored is not None:
                 if stored[0]["request"] != asked or not stored[1]:
                     raise PlanError(
-                        f"round {round_id.hex()[:16]}: expected a new round, this node has "
-                        "answered it"
+                        f"round {round_id.hex()[:16]}: expected a new round, found one that this "
+                        "node has answered"
                     )
                 return stored[1]
             with _for_the_log():
@@ -231,7 +231,6 @@ class _Plan:
         return update
 
     def close(self) -> None:
-        """Ends the sandboxed process."""
         self._player.close()
 
 

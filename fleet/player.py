@@ -268,7 +268,7 @@ def sum_plan(manifest: str, about: About, min_clients: int) -> SumPlan:
     min_clients = max(min_clients, about.min_clients)
     if about.max_clients is None or about.max_clients < min_clients:
         raise PlanError(
-            f"min_clients: expected at most {about.max_clients}, the most that the plan allows, "
+            f"min_clients: expected at most {about.max_clients}, the maximum that the plan allows, "
             f"found {min_clients}; export with a larger --max_clients_per_round"
         )
     return SumPlan(bytes.fromhex(manifest), about.secure, about.max_clients, min_clients)

@@ -103,8 +103,7 @@ class _Playing:
         if isinstance(self._profile, SecureProfile):
             if manifest.max_clients is None:
                 raise PlanError(
-                    "manifest.json: privacy: expected maximum_clients_per_round, found none: "
-                    "clients have to know the modulus of their sums before they know of each other"
+                    "manifest.json: privacy: expected maximum_clients_per_round, found none"
                 )
             for name, tensor in sorted(self._profile.tensors.items()):
                 shape = [size or 0 for size in tensor.kind.shape]

@@ -167,8 +167,8 @@ class _Plan:
         )
         if self.noise is not None and settings.keeps_sums:
             raise PlanError(
-                "keeps_sums: expected false with noise of the server, whose sums have none, found "
-                "true"
+                "keeps_sums: expected false if the server adds noise, as the sums contain none, "
+                "found true"
             )
         initial = open_export(export, settings.limits, pinned).read(exports.SERVER_STATE)
         self.track = RoundJournal(folder, kind, pinned, initial)
@@ -197,8 +197,8 @@ class _Plan:
         if self.noise is None or rounds <= self.noise.rounds:
             return
         words = (
-            f"expected at most {counted(self.noise.rounds, 'round')} of {self.kind}, for "
-            f"which the plan's epsilon is, found {rounds}"
+            f"expected at most {counted(self.noise.rounds, 'round')} of {self.kind}, which the "
+            f"plan's epsilon covers, found {rounds}"
         )
         if not self._weaker_privacy:
             raise PlanError(f"--rounds: {words}; --weaker_privacy allows it")
@@ -288,7 +288,6 @@ class _Plan:
         return number if self.kind == TRAINING else self.track.num_done + 1
 
     def erase(self, session: bytes) -> None:
-        """Deletes the state of a session from the disk."""
         if self.sessions is not None:
             self.sessions.erase(session)
 

@@ -66,7 +66,7 @@ class DataSettings:
                 f"{where}: expected one of {', '.join(places)}, found {', '.join(given) or 'none'}"
             )
         if self.store is not None and self.client is None:
-            raise PlanError(f"{where}: store: expected the client that this node is, found none")
+            raise PlanError(f"{where}: store: expected the setting client, found none")
         for name in ("client", "split"):
             if self.store is None and getattr(self, name) != getattr(DataSettings, name):
                 raise PlanError(f"{where}: {name} has no effect without store")
@@ -135,8 +135,8 @@ class Timeouts:
         nodes: Seconds to wait until enough nodes for a round are reachable.
         work: Seconds to wait while clients compute their values.
         stage: Seconds to wait for any other answer.
-        patience: After enough answers, an exchange ends `patience` times as late as the last answer
-            arrived, but not before 10 seconds. None waits for the full timeout.
+        patience: Factor p: after enough answers, an exchange ends after max(p t, 10) seconds if the
+            last answer took t seconds. None waits for the full timeout.
     """
 
     nodes: float = 600.0
@@ -229,7 +229,7 @@ def read_identity(path: Path) -> bytes:
         raise PlanError(f"{expected}, cannot read it ({e.strerror})") from e
     if mode & 0o077:
         raise PlanError(
-            f"{path}: expected a file that its owner alone may read, found mode {mode:o}: chmod 600"
+            f"{path}: expected a file that only its owner may read, found mode {mode:o}: chmod 600"
         )
     if not _DIGITS.fullmatch(text):
         raise PlanError(f"{expected}, found {len(text)} characters")

@@ -61,7 +61,7 @@ class StateFolder:
                 remove_partial_files(folder)
             self.journal = Lines(folder / JOURNAL)
             for number, event in enumerate(self.journal.lines, 1):
-                # Search a list of the names: an invalid kind may be unhashable.
+                # Search a list, because an invalid kind may be unhashable.
                 if event.get("kind") not in [*_FILES] or event.get("event") not in EVENTS:
                     raise PlanError(
                         f"{self.journal.path}, line {number}: expected an event of a round, found "
@@ -135,8 +135,8 @@ class RoundJournal:
             has_state = path.exists() and path.read_bytes() != initial
         if has_state or self._events(*EVENTS):
             raise PlanError(
-                f"{self._folder.journal.path}: expected the plan of the state {path.name}, found "
-                "none"
+                f"{self._folder.journal.path}: expected the plan of the existing state "
+                f"{path.name}, found none"
             )
 
     def _recover(self) -> bytes:
@@ -147,7 +147,8 @@ class RoundJournal:
             if not done or _digest(state) == done[-1]["after"]:
                 return state
             pending = path.with_name(f"{path.name}{_NEXT}")
-            # The server may have been killed between the event and the replacement of the state.
+            # The server may have been killed after it wrote the event, but before it replaced the
+            # state.
             if _digest(state) == done[-1]["before"] and pending.is_file():
                 content = pending.read_bytes()
                 if _digest(content) == done[-1]["after"]:

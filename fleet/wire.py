@@ -77,7 +77,7 @@ class Message:
         return value
 
     def part(self, number: int, count: int) -> bytes:
-        """Returns a part, and checks the number of parts."""
+        """Returns a binary part of the message, and checks the number of parts."""
         if len(self.parts) != count:
             raise PlanError(f"{self.where}: expected {count} parts, found {len(self.parts)}")
         return self.parts[number]

@@ -148,8 +148,6 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 class _Printer(Listener):
-    """A listener that prints lines, and publishes results to a folder."""
-
     def __init__(self, output: Optional[Path] = None) -> None:
         self._output = output
 

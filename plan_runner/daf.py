@@ -109,7 +109,6 @@ class DafProfile(Profile):
     ) -> Sent:
         """See `Profile`."""
         update = scratch / "update.ckpt"
-        # Remove the previous client's file.
         update.unlink(missing_ok=True)
         self.client.run(name, examples, checkpoint, update)
         return read_update(update, name)

@@ -173,7 +173,9 @@ class Export:
         """Returns a file's content, and checks its hash again."""
         content = self.path(name).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name].sha256:
-            raise PlanError(f"{self.folder / name}: expected the manifest's sha256, it has changed")
+            raise PlanError(
+                f"{self.folder / name}: expected the manifest's sha256, the file has changed"
+            )
         return content
 
 
@@ -194,7 +196,7 @@ def read_manifest(folder: Path, pinned: Optional[str] = None) -> bytes:
         raise PlanError(f"{path}: expected a manifest, cannot read it ({e.strerror})") from e
     digest = hashlib.sha256(content).hexdigest()
     if pinned is not None and digest != pinned:
-        raise PlanError(f"{path}: expected the sha256 {pinned}, which is pinned, found {digest}")
+        raise PlanError(f"{path}: expected the pinned sha256 {pinned}, found {digest}")
     return content
 
 
@@ -244,9 +246,11 @@ def _check_inside(folder: Path, name: str) -> None:
     try:
         resolved = (root / name).resolve()
     except (OSError, RuntimeError, ValueError) as e:  # A loop of links, or an invalid name.
-        raise PlanError(f"{folder / name}: expected a file, found a link that leads nowhere") from e
+        raise PlanError(f"{folder / name}: expected a file, found an invalid link") from e
     if root not in resolved.parents:
-        raise PlanError(f"{folder / name}: expected a file within the export, it links to another")
+        raise PlanError(
+            f"{folder / name}: expected a file within the export, found a link to a file outside"
+        )
 
 
 def _check_content(path: Path, entry: FileEntry) -> None:
@@ -311,7 +315,7 @@ def _array(content: bytes) -> np.ndarray:
     file = io.BytesIO(content)
     shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
     if dtype.hasobject:
-        raise ValueError("it holds Python's objects")
+        raise ValueError("it contains Python objects")
     # Check before NumPy allocates the size that the header states.
     size, actual = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
     if min(shape, default=0) < 0 or size != actual:
@@ -463,7 +467,7 @@ def results_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         entry = next(folder.iterdir(), None)
     except OSError as e:
-        raise PlanError(f"{folder}: expected a folder, cannot make it ({e.strerror})") from e
+        raise PlanError(f"{folder}: expected a folder, cannot create it ({e.strerror})") from e
     if entry is not None:
         raise PlanError(f"{folder}: expected a new or empty folder, found {entry.name} in it")
     try:
@@ -485,7 +489,7 @@ def publish(results: Path, folder: Path) -> None:
                 shutil.copyfile(results / name, Path(partial) / name)
                 with open(Path(partial) / name, "rb") as file:
                     os.fsync(file.fileno())
-            # Until here, only the owner can access the temporary folder.
+            # Protect the state before it leaves the temporary folder, which is only the owner's.
             (Path(partial) / STATE).chmod(_OWNER_ONLY)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)

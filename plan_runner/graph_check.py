@@ -160,7 +160,7 @@ def check_graph(graph: tf.compat.v1.GraphDef, permissions: Permissions, where: s
             raise PlanError(f"{where}: function {name}: expected a name that no op has")
     nodes = {node.name: node for node in graph.node}
     if len(nodes) != len(graph.node):
-        raise PlanError(f"{where}: expected nodes of different names, found one twice")
+        raise PlanError(f"{where}: expected nodes with distinct names, found a name twice")
     external = [node for node in graph.node if node.op == EXTERNAL_DATASET]
     if len(external) != int(permissions.examples):
         raise PlanError(
@@ -193,7 +193,7 @@ def _check_fed(nodes: Mapping[str, Any], permissions: Permissions, where: str) -
             raise PlanError(f"{where}: expected a placeholder for {name!r}, which is fed")
         if name in paths and name in permissions.fed:
             raise PlanError(
-                f"{where}: expected a path for {name!r} only, another value is fed, too"
+                f"{where}: expected a path for {name!r} only, another value is also fed"
             )
 
 
@@ -202,7 +202,8 @@ def _check_path(node: Any, allowed: frozenset[str], where: str) -> None:
     path = next((name for name in node.input if not name.startswith("^")), "")
     if tensor_name(path) not in allowed:
         raise PlanError(
-            f"{where}: {node.name}: {node.op} is refused: its path is not one that the plan names"
+            f"{where}: {node.name}: {node.op} is refused: its path is not a placeholder that the "
+            "plan names"
         )
 
 
@@ -226,7 +227,7 @@ def _problems(node: Any, definition: Any) -> Iterator[str]:
     if node.op.startswith("_"):
         yield "it is internal to TensorFlow"
     if definition.is_stateful and not is_stateful_allowed(node.op):
-        yield "it reaches outside the graph, or is not known not to"
+        yield "its effects may reach outside the graph"
     if node.op not in STRING_INPUTS and not is_stateful_allowed(node.op):
         for argument in definition.input_arg:
             if argument.type == types_pb2.DT_STRING:
@@ -254,7 +255,7 @@ def _check_functions(called: Iterable[str], functions: Iterable[str], where: str
     for name in called:
         # An empty name is an absent branch, which some operations allow.
         if name and name not in functions:
-            raise PlanError(f"{where}: expected a function of the graph's own, found {name!r}")
+            raise PlanError(f"{where}: expected a function of this graph, found {name!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +277,9 @@ def tensor_spec(content: bytes, where: str) -> NamedTensor:
     """Parses a serialised TensorSpecProto."""
     spec = parse_foreign(struct_pb2.TensorSpecProto, content, where)
     if not spec.name or spec.shape.unknown_rank or not spec.dtype:
-        raise PlanError(f"{where}: expected a tensor's name, dtype and shape, found a part of it")
+        raise PlanError(
+            f"{where}: expected a tensor's name, dtype and shape, found only some of them"
+        )
     shape: list[Optional[int]] = [d.size if d.size >= 0 else None for d in spec.shape.dim]
     return NamedTensor(spec.name, TensorType(dtype_name(spec.dtype, where), tuple(shape)))
 

@@ -44,7 +44,7 @@ _START = (
 )
 _TASK, _ERRORS = "task.json", "errors.txt"
 _POLL_SECONDS = 0.1
-# Bytes at the end of the process's error output in which to search the last line.
+# Bytes to read from the end of the process's error output, to find the last line.
 _MAX_ERRORS = 4096
 _PIECE = 1 << 16
 # Prefixes of the environment variables to pass on; other variables may contain secrets.
@@ -185,7 +185,7 @@ def main(task_file: str, pipe: str, parent: str) -> NoReturn:
     except Exception as e:
         traceback.print_exc()
         text = " ".join(str(e).split())[:300]
-        sender.send(ERROR, f"expected an export that can be played, {type(e).__name__}: {text}")
+        sender.send(ERROR, f"expected an export that can be executed, {type(e).__name__}: {text}")
     finally:
         # Do not wait for the threads of a failed function.
         os._exit(0)
@@ -211,7 +211,7 @@ def _set_limits(bounds: Bounds) -> None:
         if most != resource.RLIM_INFINITY:
             limit = min(limit, most)
         resource.setrlimit(kind, (limit, limit))
-    # By default, writing too large a file ends the process without a message.
+    # By default, a process that exceeds the file-size limit ends without a message.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
@@ -381,7 +381,6 @@ class Process:
         raise self._ended()
 
     def _events(self) -> Iterator[tuple[str, Any]]:
-        """Yields the process's events until it ends."""
         while piece := self._next_piece():
             try:
                 yield from self._decoder.feed(piece)
@@ -392,7 +391,7 @@ class Process:
         """Returns the path of a folder of the process, and checks that it only contains files."""
         path = self._folder / name
         if not name.isidentifier() or path.is_symlink() or not path.is_dir():
-            raise self._reports("a folder outside of its own")
+            raise self._reports("a folder outside its own folder")
         # A reader of the folder must not follow a link, nor wait for a pipe.
         with os.scandir(path) as entries:
             if not all(entry.is_file(follow_symlinks=False) for entry in entries):

@@ -74,4 +74,4 @@ def _check_known(value: Any, where: str) -> None:
         one = isinstance(content, message.Message)
         for child in content.values() if is_map else [content] if one else content:
             _check_known(child, f"{where}: {field.name}")
-    raise PlanError(f"{where}: expected known parts only, found one that this runner does not know")
+    raise PlanError(f"{where}: expected only known fields, found an unknown field")

@@ -99,8 +99,8 @@ def check_sandbox(flag: str, trust: bool) -> None:
     lacks = [] if trust else missing()
     if lacks:
         raise PlanError(
-            f"{flag}: expected a sandbox for files of others, this machine has no "
-            f"{' and no '.join(lacks)}; --trust goes without one, for files that you trust"
+            f"{flag}: expected a sandbox for untrusted files, this machine has no "
+            f"{' and no '.join(lacks)}; --trust runs without a sandbox, for files that you trust"
         )
 
 

@@ -205,8 +205,8 @@ def _check_size(clients: int, manifest: Manifest, number: int) -> None:
     most = manifest.max_clients
     if most is not None and clients > most:
         raise PlanError(
-            f"round {number}: expected at most {counted(most, 'client')}, for whom secure sums "
-            f"have room, found {clients}; export with a larger --max_clients_per_round"
+            f"round {number}: expected at most {counted(most, 'client')}, the limit of the plan's "
+            f"secure sums, found {clients}; export with a larger --max_clients_per_round"
         )
 
 
@@ -280,7 +280,7 @@ def check_metrics(
             if value is not None and not _same_bits(expected, value):
                 raise PlanError(
                     f"{where}: {part}: expected the same value in the checkpoint and the output, "
-                    "found two"
+                    "found different values"
                 )
     return others
 
@@ -338,7 +338,7 @@ def verify(
             if key not in wanted or key not in tensors:
                 differing[key] = math.inf
             elif not _same_bits(wanted[key], tensors[key]):
-                # Integers and strings are exact.
+                # Only floats may differ by rounding.
                 is_rounded = wanted[key].dtype.kind in "fV"
                 differing[key] = (
                     relative_difference(wanted[key], tensors[key]) if is_rounded else math.inf

@@ -22,7 +22,7 @@ _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF, _SECCOMP 
 
 # --- files
 
-# Rights in the order of their bits, and the number of rights that each Landlock version knows.
+# Landlock's rights in the order of their bits, and the number of rights of each Landlock version.
 _RIGHTS = (
     *("execute", "write_file", "read_file", "read_dir", "remove_dir", "remove_file", "make_char"),
     *("make_dir", "make_reg", "make_sock", "make_fifo", "make_block", "make_sym", "refer"),
@@ -71,7 +71,7 @@ _NULL = "/dev/null"
 # keys, modules, mounts, tracing, other processes' memory, and files' owners and modes, which
 # Landlock does not restrict.
 _CALLS = {
-    # Files; Landlock restricts their paths.
+    # Calls on files, whose paths Landlock restricts.
     **{"read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8},
     **{"pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "dup": 32},
     **{"dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75, "ftruncate": 77, "getdents": 78},
@@ -305,7 +305,7 @@ def _restrict_calls() -> None:
     flags = _TSYNC | _SPEC_ALLOW
     # A positive result is the id of a thread that cannot apply the filter.
     if _checked(_LIBC.syscall(_SECCOMP, _SET_MODE_FILTER, flags, ctypes.byref(program))):
-        raise OSError(_EPERM, "a thread does not take the filter")
+        raise OSError(_EPERM, "a thread rejects the filter")
 
 
 def _filter(pid: int) -> _Code:
@@ -336,7 +336,7 @@ def _filter(pid: int) -> _Code:
 
 
 def _if(comparison: int, value: int, code: _Code) -> _Code:
-    """Returns code that runs `code` only if comparing the loaded word with a value is true."""
+    """Returns code that runs `code` only if the loaded word and `value` satisfy a comparison."""
     return [(comparison, 0, len(code), value), *code]
 
 

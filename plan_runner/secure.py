@@ -193,7 +193,9 @@ class SecureTensor:
 def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
     """Converts a SideChannel message."""
     if not channel.HasField("secure_aggregand") or not channel.restore_name:
-        raise PlanError(f"{where}: expected secure_aggregand and restore_name, found a part of it")
+        raise PlanError(
+            f"{where}: expected secure_aggregand and restore_name, found only one of them"
+        )
     aggregand = channel.secure_aggregand
     dtype = dtype_name(aggregand.dtype, f"{where}: dtype")
     if dtype not in _INTEGERS:

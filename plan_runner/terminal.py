@@ -35,17 +35,14 @@ class _PrintableStream:
         self._wrapped = wrapped
 
     def write(self, text: str) -> int:
-        """Writes text, and returns its length."""
         self._wrapped.write(printable(text, kept=_LAYOUT))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes lines without adding line breaks."""
         for line in lines:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the wrapped stream."""
         return getattr(self._wrapped, name)
 
 

@@ -239,7 +239,7 @@ def _flex_nodes(
             getattr(operator, f"LargeCustomOptions{part}", int)() for part in ("Offset", "Size")
         ):
             raise PlanError(
-                f"{where}: {name}: expected options within the operator, found some elsewhere"
+                f"{where}: {name}: expected options within the operator, found options elsewhere"
             )
         options = flexbuffers.GetRoot(operator.CustomOptionsAsNumpy().tobytes()).AsVector
         node = node_def_pb2.NodeDef.FromString(options[1].AsStringBytes)

@@ -40,7 +40,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--plan", type=Path, nargs="+", required=True, help="exports to begin with")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="number of the one mutant to play")
+    parser.add_argument("--only", type=int, help="number of a single mutant to run")
     parsed = parser.parse_args(arguments)
     if shutil.which("strace") is None:
         parser.error("expected the program strace, found none (Debian's package strace)")
@@ -95,12 +95,12 @@ def _play_batch(asked: Any, first: int, last: int, canary: Path, tally: Tally) -
             watcher.close()
         seen = list(judged(log, watcher.scratch))
         if len(seen) < WATCHED or any(find.mutant >= 0 for find in seen[:WATCHED]):
-            raise RuntimeError("expected strace to show what is tried at the start, it does not")
+            raise RuntimeError("expected strace to show the first forbidden calls, found none")
         for find in seen[WATCHED:]:
             if find.done or is_checked(find.mutant):
                 tally.finds.append(find)
             else:
-                tally.ends["tries of unchecked ones that the sandbox refused"] += 1
+                tally.ends["attempts of unchecked mutants that the sandbox rejected"] += 1
     for path in canary.rglob("*"):
         tally.finds.append(Find(watcher.number, f"a file at {path}", True))
         path.unlink()

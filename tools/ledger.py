@@ -265,7 +265,6 @@ class _Ledger:
         self._predictions: dict[str, str] = {}
 
     def make_inputs(self) -> None:
-        """Writes the data sets that entries read."""
         texts = ["user,country,split,words"]
         rows = ["user,country,a,b,y"]
         for k in range(24):

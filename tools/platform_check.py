@@ -155,7 +155,6 @@ def unknown_in(value: Any, path: str, find: Any) -> Iterator[Unknown]:
     """Yields the unknown fields of a message and of all messages in it, including graphs.
 
     Args:
-        value: The message.
         path: Name of the message.
         find: Called with the full name of a message type; returns the type's class, or None.
 

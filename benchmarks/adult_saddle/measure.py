@@ -36,7 +36,6 @@ class Run(NamedTuple):
 
     Attributes:
         label: Label in the figure.
-        rounds: Number of rounds.
         num_clients: Number of clients among which the examples are split.
         cohort: Number of uniformly sampled clients per round.
         settings: Settings of `StochasticAflOptions`.

@@ -19,7 +19,6 @@ class Report:
     """All measurements of one benchmark command.
 
     Attributes:
-        command: The command line.
         date: ISO date and time.
         machine: The machine that ran the command.
         protocol: Sentence about the numbers of rounds and repetitions.
@@ -94,7 +93,6 @@ def workload_blocks(result: WorkloadResult, style: str) -> list[str]:
     """Returns a workload's table, and the lines around it.
 
     Args:
-        result: The workload's results.
         style: Table format of tabulate.
     """
     header = ["", "s per round", "ratio", "min - max", "first round, s", "peak, MB"]
@@ -120,7 +118,6 @@ def scale_blocks(result: ScaleResult, style: str) -> list[str]:
     """Returns the tables of cohorts and of a store, and a line about memory over rounds.
 
     Args:
-        result: Results at scale.
         style: Table format of tabulate.
     """
     base = result.cohorts[1].side.title

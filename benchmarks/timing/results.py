@@ -62,7 +62,6 @@ class WorkloadResult:
     """Results of all sides on one workload.
 
     Attributes:
-        name: Name of the workload.
         description: Sizes of the workload.
         sides: Results of the sides; the first side is the baseline.
         products: Result of the side that only computes matrix products.

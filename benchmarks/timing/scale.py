@@ -48,8 +48,6 @@ class CohortResult:
     """A cohort's timings, compared with a base cohort.
 
     Attributes:
-        workload: The cohort's workload.
-        side: The cohort's timings.
         linear: Seconds per client over the base cohort's; None if either is unknown.
         extra_bytes: Peak memory minus the base cohort's; None if either is unknown.
     """

@@ -93,7 +93,6 @@ def _start(
 
 def _run_in_turn(running: Sequence[tuple[SideProcess, SideResult]], protocol: Protocol) -> None:
     for number in range(WARM_UP_ROUNDS + protocol.rounds):
-        # Rotate the order of the sides.
         first = number % max(1, len(running))
         for side, result in [*running[first:], *running[:first]]:
             if result.failure is None:

@@ -29,7 +29,6 @@ class Side:
     """A side, as seen by the timed process.
 
     Attributes:
-        workload: The workload.
         algorithm: Name of the algorithm, for sides with several algorithms.
         runtime: Name of the runtime, for sides with several runtimes.
         device: Kind of device, for sides with several kinds.

@@ -25,9 +25,6 @@ class SideSpec:
         module: Module to run if `script` is None.
         environment: Name of the side's Python environment; None for this process's environment.
         algorithm: Algorithm of the side, as NAME or NAME:SETTING=VALUE.
-        runtime: Runtime of the side.
-        device: Device of the side.
-        client_mode: Client mode of the side.
     """
 
     title: str

@@ -125,8 +125,8 @@ class OpenedSums:
     def text(self) -> str:
         """One-line summary of the spent privacy."""
         return (
-            f"{counted(self.opened, 'sum')} opened, epsilon {self.epsilon:.4g} at delta "
-            f"{self.delta:.3g} of the node that was in the most"
+            f"{counted(self.opened, 'sum')} unmasked, epsilon {self.epsilon:.4g} at delta "
+            f"{self.delta:.3g} for the node in the most sums"
         )
 
     def spent(self, clients: Iterable[bytes]) -> list[int]:
@@ -207,10 +207,10 @@ class ReleasedRounds:
     @property
     def text(self) -> str:
         """One-line summary of the spent privacy."""
-        cohorts = "cohorts taken as known"
+        cohorts = "assuming known cohorts"
         if self._all_drawn:
             cohorts = (
-                f"cohorts drawn as the plan says, which claims {self._noise.claimed:.4g} after "
+                f"cohorts sampled as planned; the plan claims {self._noise.claimed:.4g} after "
                 f"{counted(self._noise.rounds, 'round')}"
             )
         return (
@@ -238,7 +238,7 @@ class ReleasedRounds:
     def release(self, number: int, clients: Iterable[bytes]) -> None:
         """Adds a round to the account, before the server computes the round's noised result.
 
-        A repeated computation of the round adds it again.
+        If the server computes the round again, the account gets another entry.
 
         Args:
             number: Number of the round.

@@ -91,7 +91,7 @@ def poisson_sampled(divergence: Divergence, rate: float) -> np.ndarray:
 
     def at(order: int, terms: np.ndarray) -> float:
         j = np.arange(2, order + 1)
-        # The theorem multiplies each term by 3, except the quadratic one.
+        # In the theorem, terms with j > 2 have a factor of 3.
         factors = np.where(j == 2, 0.0, math.log(3))
         shares = (order - j) * math.log1p(-rate) + j * math.log(rate)
         first = (order - 1) * math.log1p(-rate) + math.log(order * rate - rate + 1)

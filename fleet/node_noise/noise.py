@@ -131,7 +131,7 @@ class NodeNoise:
         """
         if min_clients < self.min_clients:
             raise PlanError(
-                f"min_clients: expected at least {self.min_clients}, whose noise epsilon is for, "
+                f"min_clients: expected at least {self.min_clients}, as the plan's noise requires, "
                 f"found {min_clients}"
             )
         moduli = {name: group.modulus for group in self.groups for name in group.tensors}
@@ -222,8 +222,8 @@ class PrivacyRequirements:
         minimum = self.min_noise_multiplier
         if noise is None and minimum > 0:
             raise PlanError(
-                "min_noise_multiplier: expected a plan with noise of nodes, as ./run export "
-                "--backend=flower makes of --privacy=distributed, found a plan without"
+                "min_noise_multiplier: expected a plan whose nodes add noise, found a plan whose "
+                "nodes add none: train with --privacy=distributed, export with --backend=flower"
             )
         if noise is not None and noise.noise_multiplier < minimum:
             raise PlanError(

@@ -175,7 +175,7 @@ class ServerNoise:
         if self.claimed < bound * (1 - TOLERANCE):
             raise PlanError(
                 f"{WHERE}: guarantee_as_simulated: epsilon: expected at least {bound:.6g} after "
-                f"{counted(self.rounds, 'round')}, which follows from the noise and the draw, "
+                f"{counted(self.rounds, 'round')}, which follows from the noise and the sampling, "
                 f"found {self.claimed:g}"
             )
 

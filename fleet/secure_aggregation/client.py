@@ -145,7 +145,7 @@ class Client:
         kind = request.kind
         if kind not in self._stages:
             what = "a new session" if kind == Type.BEGIN else "a message of this protocol"
-            raise request.refused(f"expected {what}, found {kind.name} of one that began")
+            raise request.refused(f"expected {what}, found {kind.name} of a session that has begun")
         before, stage, after = self._stages[kind]
         if state.answered != before:
             done = Type(state.answered).name if state.answered else "given up"
@@ -162,7 +162,7 @@ class Client:
     def _advertise(self, request: _Request) -> tuple[_State, bytes]:
         """Stage 0: creates keys for this session."""
         if request.kind != Type.BEGIN:
-            raise request.refused(f"expected a session that began, found {request.kind.name}")
+            raise request.refused(f"expected a session that has begun, found {request.kind.name}")
         plan = self._plan.digest()
         asked = messages.read_begin(request.message, _SERVER)
         if asked != plan:
@@ -188,7 +188,7 @@ class Client:
         keys_here = roster.keys.get(self._own)
         mine = tuple(map(primitives.exchange_public, (state.sealing, state.masking)))
         if keys_here is None or (keys_here.sealing, keys_here.masking) != mine:
-            raise request.refused("expected its own keys in the roster, found none")
+            raise request.refused("expected this client's keys in the roster, found none")
         seed = primitives.random_bytes(shamir.SECRET_BYTES)
         holders = roster.holders(self._own)
         points = [roster.point(holder) for holder in holders]
@@ -275,8 +275,8 @@ class Client:
             if shares is None or len(shares) != TWO_SHARES_BYTES:
                 raise self._at_fault(
                     dealer,
-                    "expected shares for this client and this roster, found different ones: it, or "
-                    "the server, does not keep to the protocol",
+                    "expected shares for this client and this roster, found different ones: the "
+                    "dealer or the server violates the protocol",
                 )
             halves = (shares[:SHARE_BYTES], shares[SHARE_BYTES:])
             if (
@@ -284,7 +284,7 @@ class Client:
                 or roster.share_commitments(dealer, self._own, shares) != bound
             ):
                 raise self._at_fault(
-                    dealer, "expected the shares that it is bound to, found different ones"
+                    dealer, "expected shares that match its commitments, found different ones"
                 )
             unsealed.append(shares)
         return tuple(unsealed)
@@ -293,7 +293,7 @@ class Client:
         """Stage 3: signs the list of clients whose values are summed."""
         roster = self._roster(request.session, state)
         survivors = messages.read_survivors(request.message, self._plan, _SERVER)
-        self._check_remaining(survivors, state.sharers, "whose values have come", request, roster)
+        self._check_remaining(survivors, state.sharers, "whose values arrived", request, roster)
         state = dataclasses.replace(state, survivors=survivors)
         return state, roster.survivors_digest(survivors)
 
@@ -336,19 +336,19 @@ class Client:
         minimum = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
         if len(clients) < minimum:
             raise request.refused(
-                f"expected at least {minimum} of {len(roster.keys)} clients in the list of those "
+                f"expected at least {minimum} of {len(roster.keys)} clients in the list of clients "
                 f"{what}, found {len(clients)}"
             )
         allowed = set(among)
         for client in clients:
             if client not in allowed:
                 raise request.refused(
-                    f"expected clients of the list before, found {self._identities.name(client)} "
-                    f"in the list of those {what}"
+                    f"expected clients of the previous list, found {self._identities.name(client)} "
+                    f"in the list of clients {what}"
                 )
         if self._own not in clients:
             raise request.refused(
-                f"expected this client in the list of those {what}, found it missing"
+                f"expected this client in the list of clients {what}, found it missing"
             )
 
     @contextlib.contextmanager

@@ -53,7 +53,7 @@ def apply_mask(total: np.ndarray, modulus: int, key: bytes, number: int, sign: i
     modulus's largest multiple on are skipped, so that the mask is uniform.
 
     Args:
-        key: Key of one pair or one client, in one session.
+        key: Key from which the mask derives, used for one pair or client in one session.
         number: Index of the tensor in the plan. Each tensor uses a separate part of the stream.
         sign: 1 to add the mask, -1 to subtract it.
     """

@@ -192,7 +192,6 @@ class _Reader:
         return tuple(read() for _ in range(count))
 
     def identities(self, most: int) -> tuple[bytes, ...]:
-        """Reads a list of clients."""
         clients = self.several(KEY_BYTES, lambda: self.take(KEY_BYTES), most)
         self.ascending(clients)
         return clients
@@ -244,8 +243,7 @@ def message_sender(
     sender = reader.take(KEY_BYTES)
     if sender not in identities:
         raise ProtocolError(
-            f"{where}: expected a client of the list of identities, found one "
-            f"{identities.name(sender)}"
+            f"{where}: expected a client with a known identity, found one {identities.name(sender)}"
         )
     reader.take(SIGNATURE_BYTES)
     text, signature = message[:-SIGNATURE_BYTES], message[-SIGNATURE_BYTES:]
@@ -380,7 +378,7 @@ def check_keys(keys: Sequence[Keys], plan: SumPlan, identities: Identities, wher
             )
         if entry.sealing in seen or entry.masking in seen or entry.sealing == entry.masking:
             raise ProtocolError(
-                f"{where}: expected keys that no other client has, client {name} has others'",
+                f"{where}: expected unique keys, client {name} has another client's",
                 entry.sender,
             )
         seen |= {entry.sealing, entry.masking}

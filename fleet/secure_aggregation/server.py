@@ -74,7 +74,7 @@ class Server:
         with folder.locked():
             stored = folder.read(session)
         if stored is None:
-            raise SumError(f"{self._name}: expected a session that began, found none")
+            raise SumError(f"{self._name}: expected a session that has begun, found none")
         state = _State(**stored[0])
         if state.plan != plan.digest():
             raise SumError(
@@ -108,7 +108,10 @@ class Server:
             )
         with folder.locked():
             if folder.read(session) is not None:
-                raise SumError(f"session {session.hex()[:16]}: expected a new one, found it begun")
+                raise SumError(
+                    f"session {session.hex()[:16]}: expected a new session, found one that has "
+                    "begun"
+                )
             folder.write(session, vars(_State(plan.digest(), int(Type.KEYS), asked)), b"")
         return cls(plan, identities, folder, session)
 
@@ -202,7 +205,9 @@ class Server:
         where = "message of a client"
         kind, _ = read_header(message, self._plan, where)
         if self.stage is None:
-            raise ProtocolError(f"{where}: expected none, the sum of {self._name} is opened")
+            raise ProtocolError(
+                f"{where}: expected no message, the sum of {self._name} is unmasked"
+            )
         sender = messages.message_sender(message, self.stage, self.session, self._identities, where)
         where = f"{kind.name} of client {self._identities.name(sender)}"
         if sender not in self.asked:
@@ -212,13 +217,15 @@ class Server:
             self._read[sender] = self._takes[kind](message, sender, where)
             self._answers[sender] = hashed
         elif self._answers[sender] != hashed:
-            raise ProtocolError(f"{where}: expected one, found a second that differs", sender)
+            raise ProtocolError(
+                f"{where}: expected one answer, found a second, different answer", sender
+            )
         return sender
 
     def close(self) -> None:
         """Ends the stage with the received answers, and begins the next one."""
         if self.stage is None:
-            raise SumError(f"{self._name}: expected a stage to end, the sum is opened")
+            raise SumError(f"{self._name}: expected a stage to close, the sum is unmasked")
         if len(self._answers) < self.min_answers:
             listed = [self._identities.name(client) for client in self.missing[:_MAX_NAMES]]
             names = ", ".join([*listed, "..."] if len(self.missing) > len(listed) else listed)
@@ -230,7 +237,9 @@ class Server:
         with self._folder.locked():
             stored = self._folder.read(self.session)
             if stored is None or stored[0] != vars(self._state):
-                raise SumError(f"{self._name}: expected one server, a second one has continued it")
+                raise SumError(
+                    f"{self._name}: expected one server, a second server has continued the session"
+                )
             # Never store an unmasked sum: after a restart, the server asks for the openings again.
             if state.stage != _RESULT:
                 self._folder.write(self.session, vars(state), tail)
@@ -239,7 +248,9 @@ class Server:
     def result(self) -> dict[str, np.ndarray]:
         """Returns the unmasked sums, uint64, modulo each tensor's modulus, keyed by tensor name."""
         if self.stage is not None:
-            raise SumError(f"{self._name}: expected an opened sum, it waits for {self.stage.name}")
+            raise SumError(
+                f"{self._name}: expected an unmasked sum, the session waits for {self.stage.name}"
+            )
         return {
             tensor.name: vector.reshape(tensor.shape)
             for tensor, vector in zip(self._plan.tensors, self._unpacked())
@@ -292,7 +303,7 @@ class Server:
     def _take_vote(self, message: bytes, sender: bytes, where: str) -> bytes:
         expected = self._roster.survivors_digest(self._state.survivors)
         if messages.read_vote(message, where) != expected:
-            raise ProtocolError(f"{where}: expected the survivors that it was sent", sender)
+            raise ProtocolError(f"{where}: expected the survivors that the server sent", sender)
         return message
 
     def _dealers(self, holder: bytes) -> list[bytes]:
@@ -362,6 +373,7 @@ class Server:
     def _dealt_wrong(self, dealer: bytes, what: str) -> ProtocolError:
         return ProtocolError(
             f"{self._name}: client {self._identities.name(dealer)}: expected shares of the {what} "
-            "that it is bound to, found different ones: begin another session without this client",
+            "that match its commitments, found different ones: begin another session without this "
+            "client",
             dealer,
         )

@@ -113,7 +113,7 @@ def test_flower_error_becomes_a_refusal(flower):
     assert answers.pop(str(2**63 + 5)) == _request(b"bc")[::-1]
     answer = decoded(answers.pop("1"), "answer")
     assert (answer.kind, answer.head["tag"]) == (Kind.REFUSED, "one")
-    assert answer.head["words"] == "nothing, Flower says of it: the node is gone"
+    assert answer.head["words"] == "no answer, Flower reports: the node is gone"
     assert not answers and channel.receive() == []
 
 

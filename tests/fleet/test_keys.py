@@ -94,7 +94,7 @@ def test_expired_certificate_raises(fleet, tmp_path, monkeypatch):
             return super().now(tz) + datetime.timedelta(31)
 
     monkeypatch.setattr(keys.datetime, "datetime", Later)
-    with pytest.raises(PlanError, match="expected a certificate that holds today"):
+    with pytest.raises(PlanError, match="expected a certificate that is valid today"):
         keys.read_certificate(fleet / "server" / keys.CERTIFICATE)
 
 

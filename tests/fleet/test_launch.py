@@ -57,7 +57,7 @@ def test_full_disk_raises_plan_error(tmp_path, monkeypatch, capsys):
         assert processes.last_output("cut") == "half of"
         monkeypatch.setattr(os, "fsync", full)
         for call in (lambda: processes.last_output("cut"), lambda: Processes(tmp_path / "new")):
-            with pytest.raises(PlanError, match=r"room, cannot write \(No space left on device\)"):
+            with pytest.raises(PlanError, match=r"space, cannot write \(No space left on device\)"):
                 call()
     assert main(["keys", "--node=a", f"--output={tmp_path / 'keys'}"]) == 2
     assert capsys.readouterr().err == "error: cannot read or write (No space left on device)\n"

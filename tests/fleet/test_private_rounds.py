@@ -120,7 +120,7 @@ def test_private_round_is_plain_round_plus_noise(exported, fleet, tmp_path):
         results[name] = (result[0][1], state)
         kept = (state / sums_file("training", 1)).read_bytes()
         assert kept == results[name][0]
-        assert any("1 sum opened, epsilon" in line for line in recorder.lines)
+        assert any("1 sum unmasked, epsilon" in line for line in recorder.lines)
         account = (state / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
     plain, noised = (_state(results[name][1]) for name in ("plain", "noised"))

@@ -170,7 +170,7 @@ def test_poisson_plan_samples_nodes_independently(served):
     event = dp_accounting.PoissonSampledDpEvent(0.15625, dp_accounting.GaussianDpEvent(_Z))
     bound = dp_accounting.rdp.RdpAccountant().compose(event, 12).get_epsilon(_DELTA)
     assert fleet.rows[-1]["epsilon"] == pytest.approx(bound, rel=1e-3)
-    assert recorder.lines[-1].endswith("drawn as the plan says, which claims 1000 after 12 rounds")
+    assert recorder.lines[-1].endswith("sampled as planned; the plan claims 1000 after 12 rounds")
 
 
 def test_server_releases_empty_rounds(served):
@@ -205,7 +205,7 @@ def test_weaker_privacy_reports_epsilon_of_all_rounds(served):
     before = next(line for line in recorder.lines if "round 4: epsilon" in line)
     assert f"epsilon at most {expected[2]:.4g} before and {expected[3]:.4g} after it" in before
     assert f"4 rounds released, epsilon at most {expected[3]:.4g} at" in recorder.lines[-1]
-    assert "cohorts taken as known" in recorder.lines[-1]
+    assert "assuming known cohorts" in recorder.lines[-1]
 
 
 def test_account_does_not_forget_known_cohorts(tmp_path):
@@ -295,7 +295,7 @@ def test_server_files_never_contain_sums(served):
         assert files and not any(_SUMS in path.read_bytes() for path in files)
     fleet.run(len(steps) + 1)
     assert [event["round"] for event in fleet.events("done")] == [*range(1, len(steps) + 2)]
-    with pytest.raises(PlanError, match="keeps_sums: expected false with noise of the server"):
+    with pytest.raises(PlanError, match="keeps_sums: expected false if the server adds"):
         fleet.run(9, keeps_sums=True)
 
 

@@ -213,7 +213,7 @@ def test_node_rejects_other_plans(fleet):
     assert "manifest: expected 64 hexadecimal" in answer(manifest="x").head["words"]
     if fleet.profile == "secure":
         assert answer(min_clients=4).head["words"].startswith("min_clients: expected 3")
-        assert answer().head["words"].startswith("secure sums: expected those of this node's plan")
+        assert answer().head["words"].startswith("secure sums: expected this node's settings")
     else:
         assert answer().kind == Kind.WELCOME
 
@@ -267,10 +267,10 @@ def test_node_survives_invalid_messages(fleet):
     )
     work = words_in(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
     if fleet.profile == "secure":
-        assert stage == "session 0000000000000000: expected a session that began, found ROSTER"
+        assert stage == "session 0000000000000000: expected a session that has begun, found ROSTER"
         assert "expected secure aggregation for this plan" in work
     else:
-        assert "expected work of plain sums for this plan" in stage
+        assert "expected plain sums for this plan" in stage
         # More details could reveal examples to the server.
         assert work == "the client's work failed on this node, whose log says why"
 

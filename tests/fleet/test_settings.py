@@ -209,7 +209,7 @@ def test_journal_without_plan_raises_and_keeps_the_state(tmp_path):
         (tmp_path / "server_state.ckpt").write_bytes(state)
         state_folder = StateFolder(tmp_path)
         message = refusal(RoundJournal, state_folder, TRAINING, "0" * 64, b"initial")
-        assert "rounds.jsonl: expected the plan of the state" in message
+        assert "rounds.jsonl: expected the plan of the existing state" in message
         state_folder.close()
         assert (tmp_path / "server_state.ckpt").read_bytes() == state
 

@@ -54,7 +54,7 @@ def test_server_reads_exported_draw(scheme):
         # Both use divergences of the same kind, or this one is exact and the exporter's is rounded
         # up.
         assert noise.sampled_epsilon(rounds) >= claimed * (1 - 5e-3)
-    with pytest.raises(PlanError, match="which follows from the noise and the draw"):
+    with pytest.raises(PlanError, match="which follows from the noise and the sampling"):
         parse_server_noise(_manifest(mechanism, claimed / 5, rounds))
 
 

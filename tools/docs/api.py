@@ -213,7 +213,6 @@ def declarations(sources: Sources, definitions: Iterable[Definition]) -> str:
 
     Args:
         sources: Modules that contain the definitions.
-        definitions: The functions and classes.
     """
     lines = ["from __future__ import annotations"]
     for one in definitions:

@@ -50,7 +50,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """Builds the site, and checks or serves it."""
     output = BUILD / "html" if given.output is None else given.output.resolve()
     if output.exists() and any(output.iterdir()) and not (output / _BUILT).is_file():
         _refuse(f"--output: expected a new or empty folder or a site, found {output} with others")
@@ -68,7 +67,6 @@ def build(output: Path, package_python: Path) -> None:
     """Writes the site to a folder.
 
     Args:
-        output: The folder.
         package_python: Python executable of the package's environment.
 
     Raises:
@@ -173,8 +171,6 @@ def _serve(server: ThreadingHTTPServer) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser with one-line errors."""
-
     def error(self, message: str) -> NoReturn:
         _refuse(f"{message} (./run docs --help)")
 
@@ -205,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _port(text: str) -> int:
     if not (text.isdecimal() and int(text) < 1 << 16):
-        raise argparse.ArgumentTypeError(f"expected a whole number below 65536, found {text}")
+        raise argparse.ArgumentTypeError(f"expected an integer below 65536, found {text}")
     return int(text)
 
 

@@ -51,7 +51,6 @@ def notebook_page(text: str, name: str) -> str:
         elif cell["cell_type"] == "code" and source:
             parts.append(_fenced(source, "python"))
             parts += [_fenced(shown) for output in cell["outputs"] if (shown := _shown(output))]
-    # Insert below the title.
     parts.insert(1, f"This page shows the notebook with its saved outputs: [download it]({name}).")
     return "\n\n".join(parts) + "\n"
 

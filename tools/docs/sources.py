@@ -247,7 +247,6 @@ def write_changed(folder: Path, texts: Mapping[str, str], files: Mapping[str, Pa
     """Writes files to a folder if they have changed, and removes all other files from the folder.
 
     Args:
-        folder: The folder.
         texts: Contents of files, keyed by path in the folder.
         files: Sources of files to copy, keyed by path in the folder.
 

@@ -288,7 +288,7 @@ def test_invalid_privacy_requirements_raise(case):
 
 
 def test_node_rejects_less_noise_than_required():
-    for noise, result in ((_NOISE, "found 3.4"), (None, "found a plan without")):
+    for noise, result in ((_NOISE, "found 3.4"), (None, "found a plan whose nodes add none")):
         with pytest.raises(PlanError, match=f"min_noise_multiplier: expected .*{result}"):
             PrivacyRequirements(4.0).check_noise(noise)
 

@@ -74,7 +74,9 @@ def test_different_lists_of_survivors_raise(fleet):
     equal = listed(Type.VOTES, server, votes[::2])
     fleet.refuses(0, equal, "expected 4 signatures at least, found 2")
     refused(
-        lambda: server.receive(votes[0]), "expected the survivors that it was sent", fleet.ids[0]
+        lambda: server.receive(votes[0]),
+        "expected the survivors that the server sent",
+        fleet.ids[0],
     )
 
 
@@ -140,13 +142,13 @@ def test_repeated_session_raises(fleet):
         fleet.stage(server)
     for message in requests[:-1]:
         fleet.refuses(0, message, "session .*: expected")
-    refused(lambda: fleet.begin(server.session), "expected a new one, found it begun")
+    refused(lambda: fleet.begin(server.session), "expected a new session, found one that has begun")
     again = messages.begin_message(server.session, fleet.plan.digest())
-    fleet.refuses(0, again, "expected a new session, found BEGIN of one that began")
+    fleet.refuses(0, again, "expected a new session, found BEGIN of a session that has begun")
     # A client does not start an unknown session at a later stage.
     for message in requests[1:]:
         strange = message.replace(server.session, b"\2" * 32)
-        fleet.refuses(0, strange, "expected a session that began, found")
+        fleet.refuses(0, strange, "expected a session that has begun, found")
 
 
 def test_skipped_stages_raise(fleet):
@@ -163,7 +165,7 @@ def test_skipped_stages_raise(fleet):
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (lambda keys: keys[1:], "expected its own keys in the roster"),
+        (lambda keys: keys[1:], "expected this client's keys in the roster"),
         (lambda keys: keys[:2], "expected at least 3 clients, found 2"),
         (lambda keys: [keys[0], *keys[:4]], "every client once"),
         (lambda keys: keys[::-1], "every client once"),
@@ -190,17 +192,17 @@ def test_forged_client_keys_raise(fleet):
     secret = b"\7" * 32
     stranger = primitives.identity_public(secret)
     foreign = messages.signed(Type.KEYS, server.session, secret, stranger, body)
-    fleet.refuses(0, with_last(foreign), "expected a client of the list of identit")
+    fleet.refuses(0, with_last(foreign), "expected a client with a known identity")
     unsigned = messages.signed(Type.KEYS, server.session, secret, fleet.ids[4], body)
     fleet.refuses(0, with_last(unsigned), "expected the signature of client node4")
     old = fleet.forged(4, Type.KEYS, b"\1" * 32, body)
     fleet.refuses(0, with_last(old), "expected KEYS of session")
     copied = fleet.forged(4, Type.KEYS, server.session, body)
-    fleet.refuses(0, with_last(copied), "node4 has others'", fleet.ids[4])
+    fleet.refuses(0, with_last(copied), "node4 has another client's", fleet.ids[4])
     mine = messages.keys_body(fleet.plan.digest(), bytes([9]) * 32, bytes([8]) * 32)
     replaced = [messages.read_keys(fleet.forged(0, Type.KEYS, server.session, mine), ""), *keys[1:]]
     message = roster_message(server, replaced)
-    fleet.refuses(0, message, "expected its own keys in the roster, found none")
+    fleet.refuses(0, message, "expected this client's keys in the roster, found none")
     other = fleet.forged(
         4, Type.KEYS, server.session, messages.keys_body(bytes(32), b"\1" * 32, b"\2" * 32)
     )
@@ -253,20 +255,20 @@ def test_invalid_lists_of_clients_raise(fleet):
         return lambda: fleet.answer(0, messages.delivery_message(server.session, sharers, parcels))
 
     refused(delivered(fleet.ids[:3], delivery.parcels[:2]), "expected at least 4 of 5 clients")
-    refused(delivered(fleet.ids[1:]), "expected this client in the list of those who sent shares")
+    refused(delivered(fleet.ids[1:]), "expected this client in the list of clients who sent shares")
     refused(delivered([*fleet.ids[:4], b"\xff" * 32]), "found of the unknown key ffffffff")
     refused(delivered(fleet.ids, delivery.parcels[:3]), "found 5 clients and 4 shares")
     swapped = (delivery.parcels[1], delivery.parcels[0], *delivery.parcels[2:])
     refused(delivered(fleet.ids, swapped), "node1: expected shares for this client", fleet.ids[1])
     changed = (Commitments(bytes(32), delivery.parcels[0][0].seed), delivery.parcels[0][1])
     refused(
-        delivered(fleet.ids, (changed, *delivery.parcels[1:])), "it, or the server, does not keep"
+        delivered(fleet.ids, (changed, *delivery.parcels[1:])), "the dealer or the server violates"
     )
     fleet.stage(server)
     for survivors, pattern in (
         (fleet.ids[:3], "expected at least 4 of 5 clients"),
         (fleet.ids[1:], "expected this client"),
-        ([*fleet.ids[:4], b"\xff" * 32], "expected clients of the list before"),
+        ([*fleet.ids[:4], b"\xff" * 32], "expected clients of the previous list"),
         ([fleet.ids[1], fleet.ids[0], *fleet.ids[2:]], "ascending"),
         ([*fleet.ids[:4], fleet.ids[3]], "every client once"),
     ):
@@ -342,10 +344,10 @@ def test_error_reports_dealer_of_wrong_secrets(tmp_path, monkeypatch, target, na
     for identity, request in server.requests().items():
         server.receive(fleet.answer(fleet.ids.index(identity), request))
     secret = "key" if vanishes else "seed"
-    pattern = f"client node3: expected shares of the {secret} that it is bound to"
+    pattern = f"client node3: expected shares of the {secret} that match its commitments"
     refused(server.close, pattern, fleet.ids[3])
-    refused(server.result, "expected an opened sum")
-    refused(fleet.resumed(server).result, "expected an opened sum")
+    refused(server.result, "expected an unmasked sum")
+    refused(fleet.resumed(server).result, "expected an unmasked sum")
 
 
 def test_share_without_commitment_raises(fleet, monkeypatch):
@@ -359,7 +361,7 @@ def test_share_without_commitment_raises(fleet, monkeypatch):
     fleet.refuses(
         2,
         fleet.request(server, 2),
-        "client node0: expected the shares that it is bound to",
+        "client node0: expected shares that match its commitments",
         fleet.ids[0],
     )
 
@@ -388,7 +390,7 @@ def test_foreign_repeated_and_late_answers_raise(fleet):
     refused(lambda: server.receive(posing), "expected the signature of client node0")
     server.receive(answers[0])
     second = fleet.forged(0, Type.SHARES, server.session, body)
-    refused(lambda: server.receive(second), "expected one, found a second", fleet.ids[0])
+    refused(lambda: server.receive(second), "expected one answer, found a second", fleet.ids[0])
     for number in (1, 2, 3):
         server.receive(answers[number])
     server.close()
@@ -401,7 +403,7 @@ def test_foreign_repeated_and_late_answers_raise(fleet):
         server.receive(fleet.answer(number, fleet.request(server, number)))
     server.close()
     fleet.finish(server, range(4))
-    refused(lambda: server.receive(answers[0]), "is opened")
+    refused(lambda: server.receive(answers[0]), "is unmasked")
 
 
 def test_invalid_masked_values_raise(tmp_path):

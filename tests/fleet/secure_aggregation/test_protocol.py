@@ -98,7 +98,7 @@ def test_threshold_of_clients_suffices_at_each_stage(tmp_path, stage):
     for number in sorted(staying)[1:]:
         server.receive(fleet.answer(number, requests[number]))
     refused(server.close, rf"expected {stage.name} of at least {minimum} clients, ")
-    refused(server.result, "expected an opened sum")
+    refused(server.result, "expected an unmasked sum")
     server.receive(fleet.answer(min(staying), requests[min(staying)]))
     assert {fleet.ids.index(identity) for identity in server.missing} == set(range(7)) - staying
     server.close()

@@ -40,7 +40,7 @@ def test_opened_export_reads_checked_content(folder):
     assert export.read("plan.pb") == (folder / "real.pb").read_bytes()
     assert export.manifest.conformance.clients == ("ann", "bob", "cyd")
     os.truncate(folder / "real.pb", 10)
-    with pytest.raises(PlanError, match="expected the manifest's sha256, it has changed"):
+    with pytest.raises(PlanError, match="expected the manifest's sha256, the file has changed"):
         export.read("plan.pb")
 
 
@@ -88,7 +88,7 @@ def test_open_export_rejects_links_outside(folder, tmp_path):
     path.rename(tmp_path / "plan.pb")
     path.symlink_to("../plan.pb")
     # The linked file has the right content.
-    assert "plan.pb: expected a file within the export, it links to another" in refused(folder)
+    assert "plan.pb: expected a file within the export, found a link" in refused(folder)
 
 
 @golden.values

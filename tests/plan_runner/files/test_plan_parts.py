@@ -47,17 +47,17 @@ def test_plans_of_another_profile_raise(daf, secure):
 
 def test_unknown_parts_raise_with_their_place(daf, secure):
     content = daf.SerializeToString()
-    assert refused("daf", content + b"\x52\x00").startswith("plan.pb: expected known parts only")
+    assert refused("daf", content + b"\x52\x00").startswith("plan.pb: expected only known fields")
     server = daf.phase[0].server_phase_v2
     router = server.result_router.SerializeToString() + b"\x22\x01x"
     server.result_router.CopyFrom(plan_pb2.ServerResultIORouter.FromString(router))
-    expected = "plan.pb: phase: server_phase_v2: result_router: expected known parts only"
+    expected = "plan.pb: phase: server_phase_v2: result_router: expected only known fields"
     assert refused("daf", daf).startswith(expected)
     channels = secure.phase[0].server_phase.read_aggregated_update.side_channel_tensors
     name = sorted(channels)[0]
     channel = plan_pb2.SideChannel.FromString(channels[name].SerializeToString() + b"\x52\x00")
     channels[name].CopyFrom(channel)
-    assert "side_channel_tensors: expected known parts only" in refused("secure", secure)
+    assert "side_channel_tensors: expected only known fields" in refused("secure", secure)
 
 
 def without(plan, path):

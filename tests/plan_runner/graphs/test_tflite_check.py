@@ -32,8 +32,8 @@ def test_tflite_graph_of_a_client_passes(saving):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda i, o: [saved(i, restored(i))], "SaveSlices is refused: its path is not one"),
-        (lambda i, o: [saved(o, restored(o))], "RestoreV2 is refused: its path is not one"),
+        (lambda i, o: [saved(i, restored(i))], "SaveSlices is refused: its path is not"),
+        (lambda i, o: [saved(o, restored(o))], "RestoreV2 is refused: its path is not"),
         (
             lambda i, o: [tf.cond(tf.equal(i, ""), lambda: tf.io.read_file(i), lambda: i)],
             "ReadFile is refused",
@@ -76,9 +76,9 @@ def _options_elsewhere(model, graph):
         ),
         (_is_an_intermediate, "out:0: expected no operation that writes into an input, found one"),
         (_has_a_value, "out:0: expected an input, found a value for it"),
-        (_duplicate_names, "expected nodes of different names, found one twice"),
+        (_duplicate_names, "expected nodes with distinct names, found a name twice"),
         (_twice, "expected every input once, found in:0 again"),
-        (_options_elsewhere, "expected options within the operator, found some"),
+        (_options_elsewhere, "expected options within the operator, found options"),
     ],
 )
 def test_replaced_tflite_paths_raise(saving, spoil, message):

@@ -96,9 +96,9 @@ FILES = {
     "an absolute path": Hostile(_listed("/etc/passwd"), "paths within the export"),
     "a name of terminal codes": Hostile(_listed("\x1b[2J"), "\\x1b[2J: expected the manifest's"),
     "a name that no file can have": Hostile(_listed("\ud800"), "expected a file"),
-    "a link out": Hostile(moved_out("plan.pb"), "it links to another"),
-    "a linked folder": Hostile(moved_out("conformance"), "it links to another"),
-    "the manifest as a link": Hostile(moved_out("manifest.json"), "it links to another"),
+    "a link out": Hostile(moved_out("plan.pb"), "found a link to a file outside"),
+    "a linked folder": Hostile(moved_out("conformance"), "found a link to a file outside"),
+    "the manifest as a link": Hostile(moved_out("manifest.json"), "found a link to a file outside"),
     "a loop of links": Hostile(
         replaced("plan.pb", lambda path: path.symlink_to(path.name)), "plan.pb: expected"
     ),
@@ -107,7 +107,7 @@ FILES = {
     ),
     "a pipe as a file": Hostile(replaced("plan.pb", os.mkfifo), "expected the manifest's file"),
     "a device as a file": Hostile(
-        replaced("plan.pb", lambda path: path.symlink_to("/dev/zero")), "it links to another"
+        replaced("plan.pb", lambda path: path.symlink_to("/dev/zero")), "a link to a file outside"
     ),
     "a file too many": Hostile(
         lambda folder: (folder / "more").touch(), "expected the manifest's files only"
@@ -175,7 +175,7 @@ FILES = {
     ),
     "an array of objects": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(b"cos\nsystem\n.", descr="'|O'")})),
-        "it holds Python's objects",
+        "it contains Python objects",
     ),
     "an array with a long header": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(shape="(" * 9000)})),
