@@ -187,7 +187,7 @@ class _Plan:
         def values() -> Mapping[str, np.ndarray]:
             if not with_values:
                 raise PlanError(f"{_SERVER}: expected a checkpoint with DELIVERY, found none")
-            with _for_the_log():
+            with _errors_in_log_only():
                 plain = self._player.values(self._name, message.parts[1], self._source())
                 sums.check_values(plain, "values of this client")
                 if self._noise is None:
@@ -220,7 +220,7 @@ class _Plan:
                         "node has answered"
                     )
                 return stored[1]
-            with _for_the_log():
+            with _errors_in_log_only():
                 update = self._player.update(self._name, checkpoint, self._source())
             # Delete earlier rounds' updates, but remember that they were answered.
             for other in self._folder.sessions():
@@ -235,7 +235,7 @@ class _Plan:
 
 
 @contextlib.contextmanager
-def _for_the_log() -> Iterator[None]:
+def _errors_in_log_only() -> Iterator[None]:
     """Writes error messages to this node's log only, as they may reveal examples."""
     try:
         yield

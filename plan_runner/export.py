@@ -37,8 +37,8 @@ SUFFIX = ".tfrecord"
 _REQUIRED = (PLAN, CLIENT_ONLY_PLAN, SERVER_STATE)
 _BLOCK_BYTES = 1 << 20
 _ARRAY = ".npy"
-# Header readers, keyed by format version: only the versions that `np.savez` writes for numbers and
-# strings.
+# Readers of NPY headers, keyed by format version: only the versions that `np.savez` writes for
+# numbers and strings.
 _HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,

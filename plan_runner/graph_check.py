@@ -334,9 +334,9 @@ def check_bounds(graph: tf.compat.v1.GraphDef, where: str) -> None:
     called = {
         function.signature.name: _called(function.node_def) for function in graph.library.function
     }
-    circle = _circle(called)
-    if circle:
-        raise PlanError(f"{where}: function {circle}: recursion is not allowed")
+    recursive = _recursive_function(called)
+    if recursive:
+        raise PlanError(f"{where}: function {recursive}: recursion is not allowed")
 
 
 def tensor_bytes(tensor: Any) -> int:
@@ -374,7 +374,7 @@ def _called(nodes: Iterable[Any]) -> set[str]:
     return names
 
 
-def _circle(called: Mapping[str, set[str]]) -> str:
+def _recursive_function(called: Mapping[str, set[str]]) -> str:
     """Returns the name of a directly or indirectly recursive function; "" if there is none."""
     done: set[str] = set()
     for start in called:

@@ -1,4 +1,4 @@
-"""Interface of plan profiles, which run a round's server halves, clients and sums.
+"""Interface of plan profiles, which run the server's two halves of a round, and the clients.
 
 The server's first half creates the checkpoint for clients. The second half applies the sums.
 """

@@ -36,7 +36,7 @@ from plan_runner.profile import Profile
 from plan_runner.secure import SecureProfile
 from plan_runner.tflite import TfLiteComparison, relative_difference
 
-_NOBODY = "-"
+_NO_CLIENTS = "-"
 PROFILES: dict[str, Callable[[plan_pb2.Plan], Profile]] = {
     "daf": DafProfile,
     "secure": SecureProfile,
@@ -79,7 +79,7 @@ def written_cohorts(path: Path, clients: Mapping[str, Client]) -> list[list[Clie
 
 
 def _cohort(line: str, clients: Mapping[str, Client], where: str) -> list[Client]:
-    if line.strip() == _NOBODY:
+    if line.strip() == _NO_CLIENTS:
         return []
     names: Sequence[str] = [name.strip() for name in line.split(",")] if line.strip() else []
     if not names:

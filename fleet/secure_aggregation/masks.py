@@ -19,7 +19,7 @@ def add_into(total: np.ndarray, values: np.ndarray, modulus: int) -> None:
     """Adds values to a total in place, modulo `modulus`."""
     np.add(total, values, out=total)
     if _is_power_of_two(modulus):
-        _cut(total, modulus)
+        _reduce(total, modulus)
     else:
         # A sum above 2^64 wraps, and is smaller than its terms.
         over = (total < values) | (total >= np.uint64(modulus))
@@ -30,7 +30,7 @@ def subtract_from(total: np.ndarray, values: np.ndarray, modulus: int) -> None:
     """Subtracts values from a total in place, modulo `modulus`."""
     if _is_power_of_two(modulus):
         np.subtract(total, values, out=total)
-        _cut(total, modulus)
+        _reduce(total, modulus)
     else:
         under = total < values
         np.subtract(total, values, out=total)
@@ -41,7 +41,7 @@ def _is_power_of_two(modulus: int) -> bool:
     return modulus & (modulus - 1) == 0
 
 
-def _cut(total: np.ndarray, modulus: int) -> None:
+def _reduce(total: np.ndarray, modulus: int) -> None:
     if modulus < LARGEST_MODULUS:
         np.bitwise_and(total, np.uint64(modulus - 1), out=total)
 

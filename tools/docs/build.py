@@ -149,12 +149,12 @@ def version() -> str:
 def _server(port: int, folder: Path) -> ThreadingHTTPServer:
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return ThreadingHTTPServer((_ADDRESS, port), partial(_Quiet, directory=str(folder)))
+        return ThreadingHTTPServer((_ADDRESS, port), partial(_SilentHandler, directory=str(folder)))
     except OSError as e:
         _refuse(f"--port: expected a port that is free, found {port} ({e.strerror})")
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class _SilentHandler(SimpleHTTPRequestHandler):
     """A request handler that does not log requests."""
 
     def log_message(self, format: str, *args: object) -> None:

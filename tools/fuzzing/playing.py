@@ -21,7 +21,7 @@ from plan_runner.play import Request
 
 # The time limit is for the start, which imports TensorFlow, on an idle core.
 LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=60.0)
-# Folder MARK/N that the process tries to remove, which writes mutant number N to strace's log.
+# The process tries to remove the folder MARK/N, so that strace's log contains mutant number N.
 MARK = "/fuzz"
 # Number of forbidden calls before the first mutant, which check that strace works.
 WATCHED = 3
@@ -88,7 +88,7 @@ def _verified_end(folder: Path, scratch: Path) -> str:
 
     try:
         # Results may differ, because the expected results are for more clients.
-        play(Request(str(folder), verify=True, limits=LIMITS), _Nobody(), scratch)
+        play(Request(str(folder), verify=True, limits=LIMITS), _NullListener(), scratch)
         return "played"
     except PlanError as e:
         return "refused" if "is refused" in str(e) or "which is fed" in str(e) else "not played"
@@ -98,7 +98,7 @@ def _verified_end(folder: Path, scratch: Path) -> str:
         return f"{type(e).__name__}: {e} ({Path(frame.filename).name}:{frame.lineno})"
 
 
-class _Nobody:
+class _NullListener:
     def step(self, name: str) -> None:
         """Does nothing."""
 
