@@ -26,13 +26,13 @@ _SECONDS = 60.0
 
 
 def is_let_through(path: str) -> bool:
-    """Whether nodes need the decoded path of a request."""
+    """Whether the proxy forwards requests for a decoded path."""
     plain = not any(part in (".", "..") for part in path.split("/")) and "//" not in path
     return plain and (path == _HEALTH or path.startswith(_PREFIX))
 
 
 def application(upstream: str, authority: Path) -> Starlette:
-    """Returns the proxy.
+    """Returns the proxy of a SuperLink.
 
     Args:
         upstream: HOST:PORT of the SuperLink.

@@ -257,7 +257,7 @@ def parse_node_noise(manifest: bytes) -> Optional[NodeNoise]:
 def parse_noise(
     manifest: bytes, mechanisms: Mapping[str, Callable[[dict[str, Any]], _T]]
 ) -> Optional[_T]:
-    """Parses a manifest's differential privacy; returns None if no parser is for its mechanism.
+    """Parses a manifest's differential privacy; None if `mechanisms` lacks its mechanism.
 
     Args:
         mechanisms: Functions that parse and check the manifest's entry, keyed by mechanism name.

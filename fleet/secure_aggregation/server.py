@@ -116,7 +116,7 @@ class Server:
         return cls(plan, identities, folder, session)
 
     def _resume(self, state: _State, tail: bytes) -> None:
-        """Begins the stage of a stored state, without any answers."""
+        """Starts a stored state's stage again, without any answers."""
         self._state, self._tail = state, tail
         keys = [messages.read_keys(message, "roster") for message in state.keys]
         self._roster = Roster(self.session, keys)

@@ -142,7 +142,7 @@ class GraphChanges:
             value.list.SetInParent()
 
     def _add(self, graph: Any, nodes: Any, node: Any) -> None:
-        """Adds a copy of a node, perhaps with another operation, and makes another node wait."""
+        """Adds a copy of a node, perhaps with another operation; another node waits for it."""
         added = nodes.add()
         added.CopyFrom(node)
         added.name = f"added_{len(nodes)}"
