@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet.cohorts import Cohorts
 from fleet.members import Channel, Exchange, Members
-from fleet.node_noise.account import OpenedSums, ReleasedRounds
+from fleet.node_noise.account import ReleasedRounds, UnmaskedSums
 from fleet.node_noise.noise import parse_node_noise
 from fleet.node_noise.server_noise import parse_server_noise
 from fleet.player import Player, secure_sums, sum_plan
@@ -159,7 +159,7 @@ class _Plan:
         self.kind, self.manifest = kind, bytes.fromhex(pinned)
         self.sums: SumPlan | None = None
         self.sessions: SessionFolder | None = None
-        self.account: OpenedSums | ReleasedRounds | None = None
+        self.account: UnmaskedSums | ReleasedRounds | None = None
         manifest = read_manifest(export, pinned)
         self.noise = parse_server_noise(manifest)
         self.cohorts = Cohorts(
@@ -188,7 +188,7 @@ class _Plan:
             nodes_noise = parse_node_noise(manifest)
             if nodes_noise is not None:
                 nodes_noise.check_plan(self.sums.tensors, self.sums.min_clients)
-                self.account = OpenedSums(path, nodes_noise, target, weaker_privacy)
+                self.account = UnmaskedSums(path, nodes_noise, target, weaker_privacy)
             head = {"sums": self.sums.digest().hex(), "min_clients": self.sums.min_clients}
         timeout = settings.timeouts.stage
         self.members = Members(channel, identities, self.manifest, head, timeout, listener.line)
@@ -353,9 +353,9 @@ class _Round:
         session = self._session(sums)
         while session.stage is not None:
             stage, account = session.stage, self._plan.account
-            if stage == Type.OPENING and isinstance(account, OpenedSums):
+            if stage == Type.OPENING and isinstance(account, UnmaskedSums):
                 # Write the charge to disk before any node reveals shares: the round may still fail.
-                account.open(self._started.session, session.survivors)
+                account.charge(self._started.session, session.survivors)
             self.asked_to_open |= stage == Type.OPENING
             for _ in range(self._plan.settings.attempts if stage == Type.OPENING else 1):
                 self._ask(session, stage)

@@ -93,7 +93,7 @@ class Lines:
         return PlanError(f"{self.path}: cannot read or write ({error.strerror})")
 
 
-class OpenedSums:
+class UnmaskedSums:
     """Account of the sums that a server has unmasked, for plans whose nodes add the noise.
 
     Args:
@@ -112,7 +112,7 @@ class OpenedSums:
         self._file = Lines(path, "a sum", self._count)
 
     @property
-    def opened(self) -> int:
+    def number(self) -> int:
         """Number of unmasked sums."""
         return len(self._sessions)
 
@@ -125,7 +125,7 @@ class OpenedSums:
     def text(self) -> str:
         """One-line summary of the spent privacy."""
         return (
-            f"{counted(self.opened, 'sum')} unmasked, epsilon {self.epsilon:.4g} at delta "
+            f"{counted(self.number, 'sum')} unmasked, epsilon {self.epsilon:.4g} at delta "
             f"{self.delta:.3g} for the node in the most sums"
         )
 
@@ -150,7 +150,7 @@ class OpenedSums:
         _check_target(self._target, epsilon, f"{counted(sums, 'sum')} with one client")
         return max(epsilon, self.epsilon)
 
-    def open(self, session: bytes, clients: Iterable[bytes]) -> None:
+    def charge(self, session: bytes, clients: Iterable[bytes]) -> None:
         """Adds a secure sum to the account, before the server asks nodes to unmask it.
 
         A session that is already in the account is ignored.

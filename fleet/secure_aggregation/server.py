@@ -341,7 +341,7 @@ class Server:
         return over, self._plan.pack(totals)
 
     def _removed(self, dealer: bytes) -> list[tuple[bytes, int]]:
-        """Returns the keys and signs of the masks to remove, given a dealer's opened shares."""
+        """Returns the keys and signs of the masks to remove, given a dealer's revealed shares."""
         roster, survivors = self._roster, self._state.survivors
         holders = roster.holders(dealer)
         threshold = self._plan.threshold(len(holders))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fleet.node_noise.account import NodeAccount, OpenedSums
+from fleet.node_noise.account import NodeAccount, UnmaskedSums
 from fleet.node_noise.noise import NodeNoise, NoisedGroup, PrivacyRequirements, parse_node_noise
 from fleet.node_noise.server_noise import parse_server_noise
 from fleet.node_noise.skellam import drawn, fresh_words, skellam, thresholds
@@ -295,30 +295,30 @@ def test_node_rejects_less_noise_than_required():
 
 def test_server_account_resumes_and_stops_at_limit(tmp_path):
     path, ids = tmp_path / "account.jsonl", [bytes([n]) * 32 for n in range(5)]
-    OpenedSums(path, _NOISE, 2.0).open(b"first", ids[:3])
-    account = OpenedSums(path, _NOISE, 2.0)
-    assert (account.opened, account.epsilon) == (1, _NOISE.epsilon(1))
+    UnmaskedSums(path, _NOISE, 2.0).charge(b"first", ids[:3])
+    account = UnmaskedSums(path, _NOISE, 2.0)
+    assert (account.number, account.epsilon) == (1, _NOISE.epsilon(1))
     # Repeating a session does not count it again.
-    account.open(b"first", ids[:3])
-    account.open(b"second", ids[1:4])
-    assert (account.opened, account.epsilon) == (2, _NOISE.epsilon(2))
+    account.charge(b"first", ids[:3])
+    account.charge(b"second", ids[1:4])
+    assert (account.number, account.epsilon) == (2, _NOISE.epsilon(2))
     # A process killed while writing has not unmasked a sum.
     with open(path, "ab") as file:
         file.write(b'{"session": "ab')
-    account = OpenedSums(path, _NOISE, 2.0)
-    assert account.opened == 2
+    account = UnmaskedSums(path, _NOISE, 2.0)
+    assert account.number == 2
     with pytest.raises(PlanError, match=r"3 sums with one client it would be 2[.]1657") as caught:
-        account.open(b"third", ids[:3])
+        account.charge(b"third", ids[:3])
     assert "\n" not in str(caught.value)
     # With other clients, each client stays within the limit.
-    account.open(b"third", [ids[0], ids[3], ids[4]])
-    assert [*OpenedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
+    account.charge(b"third", [ids[0], ids[3], ids[4]])
+    assert [*UnmaskedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
     with pytest.raises(PlanError, match="noise of at least 3 clients"):
-        account.open(b"fourth", ids[3:])
+        account.charge(b"fourth", ids[3:])
     for session in (b"fifth", b"sixth"):
         with pytest.raises(PlanError, match="as in the manifest's account"):
-            OpenedSums(path, _NOISE).open(session, ids[:3])
-            OpenedSums(path, _NOISE).open(session + b"!", ids[:3])
+            UnmaskedSums(path, _NOISE).charge(session, ids[:3])
+            UnmaskedSums(path, _NOISE).charge(session + b"!", ids[:3])
 
 
 _GROUP_ENTRY = {**dataclasses.asdict(_GROUP), "tensors": ["a", "b"]}
