@@ -144,7 +144,7 @@ def test_graph_must_read_examples_once():
     error = refused(graph, Permissions(examples=True))
     assert error == "graph: expected 1 ExternalDataset, found 2"
     graph.node[1].name = "a"
-    assert "expected nodes of different names" in refused(graph, Permissions(examples=True))
+    assert "expected nodes with distinct names" in refused(graph, Permissions(examples=True))
     in_function = tf.compat.v1.GraphDef()
     in_function.library.function.add().node_def.add(name="c", op="ExternalDataset")
     assert "c: ExternalDataset is refused" in refused(in_function)

@@ -178,7 +178,7 @@ GRAPHS = {
         "plan.pb: expected Plan, cannot parse it",
     ),
     "a part of a later format": Hostile(
-        changed("plan.pb", lambda content: content + b"\x52\x00"), "expected known parts only"
+        changed("plan.pb", lambda content: content + b"\x52\x00"), "expected only known fields"
     ),
     # Graphs that raise before they run
     "a file read in a branch of a branch": Hostile(
