@@ -1,8 +1,8 @@
 """Starts a command by its name: `python -m binaries train --help`.
 
-The command runs in a child process, and this one waits for it: see `watched`. Ctrl-C ends the
-command in one line from the start: TensorFlow takes seconds to import, and an exception during the
-import would print pages of traceback.
+The command runs in a child process, for which the calling process waits: see `watched`. Ctrl-C
+always prints a single line, even in the seconds in which TensorFlow is imported: an exception
+during this import would print pages of traceback.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from tff_agnostic.program.commands.registry import COMMANDS, OTHER_COMMANDS, PRO
 
 _HELP = ("--help", "-h", "help")
 _QUOTES = '"' * 3
-# Importing and tracing create millions of permanent objects. With Python's default thresholds the
-# collector takes a fifth of the time before a command starts.
+# Importing and tracing create millions of permanent objects. With Python's default thresholds,
+# garbage collection takes a fifth of a command's start-up time.
 _GC_THRESHOLDS = (50_000, 20, 50)
 
 _FAILURE_STATUS = 1
@@ -53,7 +53,7 @@ def module_command() -> None:
 
 
 def console_script() -> None:
-    """Runs the command that the installed program's first argument names."""
+    """Runs the command that the first argument of the installed program names."""
     with watched():
         _prepare()
         first = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
@@ -77,7 +77,7 @@ def _named(text: str) -> str:
 
 
 def _start(name: str) -> None:
-    """Starts a command; its help begins with the docstring of its module."""
+    """Starts a command, whose help begins with its module's docstring."""
     module = importlib.import_module(f"{__package__}.{name}")
     if name in COMMANDS:
         command(name).main(module.__doc__)
@@ -99,8 +99,8 @@ def watched() -> Iterator[None]:
     """Continues in a child process; the calling process exits with the child's status or signal.
 
     A user's Python file can end its process with status 0 before the command is done: by os._exit,
-    by exec, or in C, which no code in that process notices. So the child reports the status of the
-    completed command. A child that exits with 0 without a report has failed.
+    by exec, or from C. Code in that process cannot notice this. Therefore the child reports the
+    status of the completed command, and a child that exits with 0 without a report has failed.
     """
     # If the parent ignored SIGCHLD, waiting for a child would be impossible.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -112,7 +112,7 @@ def watched() -> Iterator[None]:
         os.close(report)
         _end_as(child, reports)
     os.close(reports)
-    # The kernel ends the child with its parent, the process that the user knows.
+    # Let the kernel end the child when its parent dies: users know only the parent's process ID.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(_FAILURE_STATUS)
@@ -128,13 +128,13 @@ def watched() -> Iterator[None]:
 
 
 def _report(report: int, status: int, watched_process: int) -> None:
-    # A process that the command forks must not report.
+    # Processes that the command forks run this code as well, and must not report.
     if os.getpid() == watched_process:
         os.write(report, b"%d" % status)
 
 
 def _end_as(child: int, reports: int) -> NoReturn:
-    """Waits for a child's end, and ends this process in the same way."""
+    """Waits until a child ends, and ends this process with the same status or signal."""
     while True:
         sent = signal.sigwaitinfo({signal.SIGCHLD, *_PASSED_ON})
         if sent.si_signo == signal.SIGCHLD:
@@ -142,8 +142,7 @@ def _end_as(child: int, reports: int) -> NoReturn:
             if ended:
                 break
         elif sent.si_code <= 0:
-            # The signal was sent to this process only; signals from a terminal also reach the
-            # child.
+            # Forward only signals from other processes: a terminal's signals reach the child too.
             os.kill(child, sent.si_signo)
     code = os.waitstatus_to_exitcode(how)
     if code < 0:
@@ -158,7 +157,7 @@ def _end_as(child: int, reports: int) -> NoReturn:
 
 def _reported(reports: int) -> int:
     """Returns the status that the child reported; -1 without a report."""
-    # Processes that the child started may still hold the other end.
+    # Do not wait for the end of the pipe: processes of the child may still hold it open.
     os.set_blocking(reports, False)
     try:
         return int(os.read(reports, 16) or -1)
@@ -167,8 +166,8 @@ def _reported(reports: int) -> int:
 
 
 def _end_by(number: int) -> None:
-    """Ends this process by a signal."""
-    # Write no second core file, as the child has written one.
+    """Ends this process by a signal, given its number."""
+    # Write no second core file: the child has already written one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -187,7 +186,7 @@ def _prepare() -> None:
 
 
 def _end_at_once_on_sigint() -> None:
-    # A shell makes background processes ignore SIGINT.
+    # Keep ignoring SIGINT if a shell started this process in the background.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 

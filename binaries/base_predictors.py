@@ -1,4 +1,4 @@
-"""Makes the base predictors of an ensemble: unigram models of domains or of clients.
+"""Creates base predictors for an ensemble: a unigram model per domain or per client.
 
 Example: ./run base_predictors --task=unigram --data=posts.store --output=predictors.npz
 """

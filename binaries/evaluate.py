@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint on the test clients of a task, or on its training clients, per domain.
+"""Evaluates a checkpoint on a task's test or training clients, with results per domain.
 
 Example: ./run evaluate --checkpoint=runs/digits-agnostic_fed_avg-001
 """

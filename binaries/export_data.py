@@ -1,4 +1,4 @@
-"""Writes a client store as a file that TFF, devices and nodes of a fleet read.
+"""Converts a client store to a file that TFF, devices and fleet nodes read.
 
 Example: ./run export_data --format=tff --data=clients.store --output=clients.sqlite
 """

@@ -1,4 +1,4 @@
-"""Draws the best results of any mixture of the domains, and the results of algorithms.
+"""Trains with fixed domain weights on a grid, to show how close algorithms come to the best.
 
 Example: ./run frontier --task=digits --algorithms=fed_avg,agnostic_fed_avg --trials=3
 """

@@ -1,4 +1,4 @@
-"""Makes a run from a fleet's training: from the checkpoint of a server that ran an export.
+"""Creates a run from the checkpoint of a fleet's server that trained with an export.
 
 Example: ./run import_state --plan=export --server_state=after/server_state.ckpt --output_dir=back
 """

@@ -1,4 +1,4 @@
-"""Prints epsilon of settings, noise for an epsilon, or rounds for a budget, without training.
+"""Computes epsilon, or the noise or the number of rounds for a given epsilon, without training.
 
 Example: ./run privacy --clients=100000 --clients_per_round=1000 --rounds=500 --target_epsilon=4
 """

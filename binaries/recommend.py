@@ -1,4 +1,4 @@
-"""Chooses the training for a user's data: trains a portfolio, judges it on validation clients.
+"""Recommends a training method for your data, by trials evaluated on validation clients.
 
 Example: ./run recommend --task=digits
 """

@@ -1,4 +1,4 @@
-"""Writes the report of a run or of a comparison again: report.html in its folder.
+"""Rewrites report.html, the report of a run or of a comparison, in its folder.
 
 Example: ./run report --run=runs/digits-agnostic_fed_avg-001
 """

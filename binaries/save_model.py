@@ -1,4 +1,4 @@
-"""Saves the trained model of a run: for Keras, as a SavedModel, or for TensorFlow Lite.
+"""Saves a run's trained models as Keras files, SavedModels or TensorFlow Lite files.
 
 Example: ./run save_model --checkpoint=runs/digits-agnostic_fed_avg-001 --output_dir=model
 """

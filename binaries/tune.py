@@ -1,4 +1,4 @@
-"""Searches for settings by the held-out split, with the same budget for every algorithm.
+"""Searches for settings on the held-out split, with the same budget for every algorithm.
 
 Example: ./run tune --task=digits --search="client_learning_rate=log:0.1..16" --trials=20
 """

@@ -1,7 +1,7 @@
 """The program on top of the library: flags, run folders, commands.
 
-From Python, `run_settings` describes a run by options, `train_run` trains it into a folder, and
-`compare_runs` compares methods over seeds.
+From Python, `run_settings` describes a run by options, `train_run` trains a run and writes its
+folder, and `compare_runs` compares methods over several seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "train_run",
 ]
 
-# Modules of the names. They are imported on first use: a command's help needs none of them.
+# Modules of the public names, imported on first use: a command's help needs none of them.
 _MODULES = {
     "ByGroup": "metrics.by_group",
     "ComparedRuns": "program.studies.compare",
@@ -43,7 +43,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # As in `./run`: TensorFlow reads this when it is first imported; a caller's value has
+    # TensorFlow reads this variable when it is first imported. A value that the caller has set has
     # precedence.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.filterwarnings("ignore", "pkg_resources is deprecated as an API", append=True)

@@ -1,4 +1,4 @@
-"""Keras files that a user names."""
+"""Reads Keras files that users name, with errors that name the flag."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRUST = " (--trust loads it, and lets it run code: for files of people you trus
 def read_named_keras(
     file: Path, classes: Mapping[str, Any], name: str, trust: bool = False
 ) -> tf.keras.Model:
-    """Reads a Keras model; see `read_keras`.
+    """Reads a Keras model from a file; see `read_keras`.
 
     Args:
-        classes: Further classes of layers by name, in addition to Keras' own.
+        classes: Layer classes by name, in addition to Keras' own.
         name: Flag or argument that names the file, for messages.
         trust: Whether the file may run code.
     """

@@ -1,4 +1,4 @@
-"""Progress of long work with its remaining time, on a terminal, in a notebook or in a file."""
+"""Shows progress and remaining time of long work on a terminal, in a notebook or in a file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ else:
 
 __all__ = ["LINE_SECONDS", "LongWork", "is_shown", "tqdm"]
 
-# Seconds between two lines if no bar is shown.
+# Seconds between progress lines if no bar is shown.
 LINE_SECONDS = 30.0
-# Seconds between updates of a bar's time.
+# Seconds between updates of the elapsed time in a bar.
 _BAR_SECONDS = 1.0
-# The text before the bar has the number of parts, which may be fractional.
+# The description, in `l_bar`, contains the part count: tqdm would show it with fractions.
 _BAR_FORMAT = "{l_bar}{bar}| {elapsed} so far, {remaining} left{postfix}"
 _MINUTE, _HOUR = 60, 3600
 
@@ -82,7 +82,7 @@ class LongWork:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        """Leaves the last bar visible."""
+        """Closes the bar, which stays visible."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -98,7 +98,7 @@ class LongWork:
         self._show(done)
 
     def within(self, step: int, steps: int, /) -> None:
-        """Shows that `step` of the current part's `steps` are done."""
+        """Shows progress within the current part, of which `step / steps` is done."""
         self._show(self._whole + step / steps)
 
     def _show(self, done: float) -> None:
@@ -112,7 +112,7 @@ class LongWork:
         self._bar.set_postfix_str(printable(step))
 
     def note(self, line: str) -> None:
-        """Prints a separate line, above a bar, to standard output."""
+        """Prints a line to standard output, above the bar if one is shown."""
         tqdm.tqdm.write(line)
 
     def _refresh(self) -> None:
@@ -181,7 +181,7 @@ def seconds_left(done: float, total: float, seconds: float) -> Optional[float]:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time in one or two units: 45 s, 12 min, 3 h 20 min."""
+    """Returns a duration as text in one or two units: 45 s, 12 min, 3 h 20 min."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
     minutes = round(seconds / _MINUTE)
@@ -196,7 +196,7 @@ def is_shown() -> bool:
 
 
 def in_notebook() -> bool:
-    """Returns whether this process is a notebook's kernel."""
+    """Returns whether this process is the kernel of a Jupyter notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and "IPKernelApp" in shell.config

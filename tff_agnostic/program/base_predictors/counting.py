@@ -1,4 +1,4 @@
-"""Unigram models of groups of clients, made from counts of their examples."""
+"""Unigram models of domains or of clients, computed from the outcome counts of their examples."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tff_agnostic.program.base_predictors.files import PredictorFile
 from tff_agnostic.runtimes.runtime import Runtime
 from tff_agnostic.tasks.task import DATA, Task
 
-# Called with a task, a runtime and an aggregation. Returns the counts of the training clients, and
-# the number of examples that the limits of secure sums excluded.
+# Called with a task, a runtime and an aggregation. Returns the outcome counts of the training
+# clients by group, and the number of examples beyond the limits of secure sums.
 Count = Callable[[Task, Runtime, Aggregation], tuple[GroupCounts, int]]
 
 
 def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[GroupCounts, int]:
-    """Returns the counts of each domain; the server sees only sums over clients."""
+    """Returns the outcome counts of each domain; the server sees only sums over clients."""
     measurement = outcome_measurement(task.model, task.num_domains, num_outcomes(task.model))
     clients = (task.train.read(client_id) for client_id in task.train.client_ids)
     measured = runtime.measurement(measurement, aggregation)(np.int32(0), in_parts(clients))
@@ -37,7 +37,7 @@ def by_domain(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[G
 
 
 def by_client(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[GroupCounts, int]:
-    """Returns the counts of each client."""
+    """Returns the outcome counts of each client, which the server sees."""
     del runtime
     if aggregation.min_clients > 0:
         raise UserError(
@@ -59,11 +59,11 @@ def unigram_predictors(
     group_by: str,
     smoothing: float,
 ) -> tuple[PredictorFile, Mapping[str, int]]:
-    """Returns a predictor of each group, and the number of clients of each skipped group.
+    """Returns a predictor for each group, and the number of clients in each skipped group.
 
     Args:
-        task: A task of distributions.
-        runtime: Runtime of the clients that count.
+        task: A task whose model predicts a distribution of outcomes, such as `unigram`.
+        runtime: Runtime that executes the clients' counting.
         aggregation: Aggregation of the counts.
         group_by: Member of `GROUPINGS`.
         smoothing: See `smoothed_scores`.

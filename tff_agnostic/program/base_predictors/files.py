@@ -1,7 +1,7 @@
-"""Base predictors of an ensemble, from runs, Keras files, and files of the command base_predictors.
+"""Reads an ensemble's base predictors from runs, Keras files and files of `base_predictors`.
 
-A file of base predictors holds several models of one architecture in .npz format, whose checksums
-reveal damage.
+The command `base_predictors` writes several models of one architecture to an .npz file, whose
+checksums reveal damage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FLAG = "--base_predictors"
 _FORMAT = 1
 _HEADER = "header"
 _KIND = "base predictors"
-# Tolerance of the sum of probabilities.
+# Outputs are probabilities if their sum differs from 1 by at most this.
 _TOLERANCE = 1e-4
 _PROBABILITIES = "probabilities like the task's model"
 
@@ -54,7 +54,7 @@ class MixingTask:
         task: The loaded task.
         name: Name of the task.
         options: All options of the task, by flag.
-        context: Seed, and paths of the data.
+        context: Seed of the run, and paths of the data.
         trust: Whether Keras files may run code.
     """
 
@@ -83,7 +83,7 @@ def _error(path: Path, expected: str, actual: str) -> UserError:
 
 
 def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Checks that a predictor has a task's fingerprint, except for the examples.
+    """Checks that a predictor's fingerprint equals a task's, except for the examples' digest.
 
     Args:
         path: Path of the predictor.
@@ -96,7 +96,7 @@ def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[st
 
 
 def _two_examples(model: Model) -> Any:
-    """Returns two different examples for a model; a dimension of unknown size has one entry.
+    """Returns two different examples for a model, with size 1 in dimensions of unknown size.
 
     Real numbers are random; integers are 0 in the first example and 1 in the second.
     """
@@ -113,7 +113,7 @@ def _two_examples(model: Model) -> Any:
 
 
 def _two_outputs(model: Model) -> Any:
-    """Returns the outputs of a model with its initial weights for `_two_examples`."""
+    """Returns a model's outputs for `_two_examples`, with its initial weights."""
     weights = tf.nest.map_structure(tf.constant, model.initial_weights)
     return model.predict(weights, _two_examples(model), False, tf.zeros([2], tf.int32))
 
@@ -135,7 +135,7 @@ class PredictorFile:
         names: Names of the q predictors.
         arrays: Weights of the q predictors, in the order of the model's weights, arrays [q, ...].
         fingerprint: Fingerprint of the task; see `Task.fingerprint`.
-        about: How the predictors were made.
+        about: Grouping, smoothing and number of examples from which the predictors were computed.
     """
 
     names: tuple[str, ...]
@@ -145,7 +145,7 @@ class PredictorFile:
 
 
 def write_predictors(path: Path, predictors: PredictorFile) -> None:
-    """Writes a file atomically."""
+    """Writes a file of base predictors atomically."""
     header = {
         "kind": _KIND,
         "format": _FORMAT,
@@ -159,7 +159,7 @@ def write_predictors(path: Path, predictors: PredictorFile) -> None:
 
 
 def _header(arrays: Mapping[str, np.ndarray]) -> Optional[dict[str, Any]]:
-    """Returns the header of base predictors; None for the arrays of another file."""
+    """Returns the header of a file of base predictors; None if the arrays are of another file."""
     try:
         header = json.loads(str(arrays[_HEADER]))
         return dict(header) if header["kind"] == _KIND else None
@@ -170,7 +170,7 @@ def _header(arrays: Mapping[str, np.ndarray]) -> Optional[dict[str, Any]]:
 def _stored_predictors(
     path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], task: Task
 ) -> dict[str, BasePredictor]:
-    """Returns the predictors of a file by name."""
+    """Returns the predictors in a file, by name."""
     if header.get("format") != _FORMAT:
         raise UserError(
             f"{path}: expected format {_FORMAT} of this version, found {header.get('format')}"
@@ -216,13 +216,13 @@ def _keras_predictor(
 ) -> BasePredictor:
     """Reads a Keras file as a base predictor.
 
-    If the task's model has scores, a file may have scores or probabilities. Nonnegative outputs
-    that sum to 1 are probabilities. A single output is a probability if the last layer's activation
-    is a sigmoid.
+    If the task's model outputs scores, the file's model may output scores or probabilities.
+    Nonnegative outputs that sum to 1 are treated as probabilities. A single output is treated as a
+    probability if the last layer's activation is a sigmoid.
 
     Args:
         path: A .keras or .h5 file.
-        architectures: Architectures of earlier files by key, shared by files of equal architecture.
+        architectures: Architectures of earlier files, by `BasePredictor.key`.
     """
     model = mixing.task.model
     if not output_kind(model).are_models:
@@ -242,7 +242,7 @@ def _keras_predictor(
     else:
         from_scores = _has_scores(path, outputs, takes)
     key = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
-    # An adapted layer's statistics are constants that its configuration lacks.
+    # Statistics of adapted layers are constants, which a layer's configuration lacks.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         key += f" of {file_digest(path)}"
     if key in architectures:
@@ -257,7 +257,11 @@ def _keras_predictor(
 
 
 def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
-    """Returns whether outputs are scores; see `takes_scores` for `takes`."""
+    """Returns whether outputs are scores instead of probabilities.
+
+    Args:
+        takes: Whether the task's loss takes scores; see `takes_scores`.
+    """
     if takes is None:
         return False
     values = np.asarray(outputs, np.float64)
@@ -272,7 +276,7 @@ def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
 def _has_score(
     path: Path, keras_model: tf.keras.Model, outputs: tf.Tensor, takes: Optional[bool]
 ) -> bool:
-    """Returns whether a single output is the score of a class, and not its probability."""
+    """Returns whether a single output is a class's score instead of its probability."""
     activation = getattr(keras_model.layers[-1], "activation", None)
     if takes is None or activation is tf.keras.activations.sigmoid:
         return False
@@ -283,17 +287,17 @@ def _has_score(
 
 
 class _RunPredictors:
-    """Reads runs as base predictors; runs of equal settings have one architecture."""
+    """Reads runs as base predictors; runs with equal task options share one loaded task."""
 
     def __init__(self, mixing: MixingTask) -> None:
         self._mixing = mixing
         self._tasks: list[tuple[Any, Task]] = []
 
     def read(self, path: Path, folder: Path, checkpoint: Checkpoint) -> BasePredictor:
-        """Returns the main model of a checkpoint.
+        """Returns the main model of a checkpoint as a base predictor.
 
         Args:
-            path: The given path, for messages.
+            path: Path that the user gave, for messages.
         """
         fingerprint = _content(folder / "fingerprint.json")
         mixing_task = self._mixing.task
@@ -326,7 +330,7 @@ class _RunPredictors:
             )
             code = {key: mixing.task.fingerprint.get(key) for key in MODEL_CODE}
             is_own = (name, options) == (mixing.name, dict(mixing.options))
-            # After a change of a user's file, the same name stands for another model.
+            # If the user's file has changed, the same name refers to a different model.
             if is_own and all(fingerprint.get(key) == value for key, value in code.items()):
                 return None
             task = self._loaded(name, options, config)
@@ -356,7 +360,7 @@ def _content(path: Path) -> Mapping[str, Any]:
 
 
 def _check_fits(path: Path, model: Model, task_model: Model) -> None:
-    """Raises a `UserError` if a model has other inputs, labels or outputs than the task's model."""
+    """Checks that a model has the same inputs, labels and outputs as the task's model."""
     for key in ("x", "y"):
         spec, expected = model.example_spec[key], task_model.example_spec[key]
         if spec != expected:
@@ -371,8 +375,9 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     """Returns a task whose model is the ensemble of an algorithm's base predictors.
 
     Args:
-        mixing: The task, whose inputs and outputs each predictor has.
-        options: Options of any algorithm; without base predictors the task is returned unchanged.
+        mixing: The task, whose inputs and outputs every predictor must share.
+        options: Options of the algorithm. If they name no base predictors, the task is returned
+            unchanged.
     """
     task = mixing.task
     if not isinstance(options, EnsembleOptions) or options.base_predictors is None:
@@ -392,7 +397,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     return dataclasses.replace(
         task,
         model=model,
-        # Tracked weights are weights of the task's own model, which the ensemble replaces.
+        # The ensemble replaces the task's own model, to which tracked weights belong.
         tracked_weights={},
         fingerprint={**task.fingerprint, "base_predictors": digest(content)},
     )
@@ -402,7 +407,7 @@ def _predictors_in(mixing: MixingTask, paths: Sequence[Path]) -> Mapping[str, Ba
     """Returns the predictors in files and folders, by name."""
     runs, architectures = _RunPredictors(mixing), dict[str, Architecture]()
     predictors: dict[str, BasePredictor] = {}
-    # Runs of a study may be in folders of the same name; then the folders above name them.
+    # If all folders have the same name, as in a study, use the names of their parent folders.
     shown = [*paths]
     while len({*shown}) == len(shown) > 1 == len({path.name for path in shown}):
         shown = [path.parent for path in shown]
@@ -439,11 +444,11 @@ def _read(path: Path, name: str, task: Task, runs: _RunPredictors) -> dict[str, 
 
 
 def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
-    """Returns one ensemble per predictor, in which the others have weight 0.
+    """Returns one ensemble per base predictor, in which all other predictors have weight 0.
 
     Args:
         model: The ensemble; the result is empty for other models.
-        models: Models of the ensemble's run; each contains the predictors.
+        models: Models of the ensemble's run, by name; each contains all predictors.
     """
     if not isinstance(model, EnsembleModel):
         return {}
