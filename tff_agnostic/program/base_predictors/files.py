@@ -260,7 +260,7 @@ def _has_scores(path: Path, outputs: tf.Tensor, takes: Optional[bool]) -> bool:
     """Returns whether outputs are scores instead of probabilities.
 
     Args:
-        takes: Whether the task's loss takes scores; see `takes_scores`.
+        takes: Result of `takes_scores` for the task's loss.
     """
     if takes is None:
         return False

@@ -1,4 +1,4 @@
-"""The command base_predictors: unigram models of domains or of clients, for ensembles."""
+"""The command base_predictors: builds unigram models of domains or clients, for ensembles."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class PredictorOptions(TaskOptions):
     """Flags of `base_predictors` in addition to the settings of runs.
 
     Attributes:
-        group_by: Unit of one predictor: domain, with counts summed over its clients; or client,
-            with the client's own counts, which the server sees.
-        smoothing_share: s: a predictor is 1 - s times the fractions of the outcomes, plus s times
-            the uniform distribution; in [0, 1]. With 0 some outcomes have probability 0, and only
-            the squared loss is finite.
+        group_by: Group that each predictor describes: domain (counts are summed over the domain's
+            clients) or client (the server sees each client's counts).
+        smoothing_share: Smoothing s in [0, 1]: a predictor is (1 - s) * (fractions of the outcomes)
+            + s * (uniform distribution). With 0, outcomes without examples have probability 0, and
+            only the squared loss is finite.
         output: File to write, .npz, for --base_predictors of train.
     """
 
@@ -47,7 +47,7 @@ class PredictorOptions(TaskOptions):
 
 
 def base_predictors(given: RunArguments) -> None:
-    """Counts the outcomes of the training clients, and writes a predictor for each group."""
+    """Counts the outcomes of the training clients, and writes one predictor per group."""
     options: PredictorOptions = given.args
     output = options.output
     if output.suffix != ".npz":

@@ -1,4 +1,4 @@
-"""The choice of a model by each client: its checks and its table."""
+"""Checks and table of the evaluation in which each client chooses a model from a family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ IN_HINDSIGHT = "best in hindsight"
 
 
 def choice_table(report: ChoiceReport) -> str:
-    """Returns a table per measure, with rows for each model, for the choices, and in hindsight."""
+    """Returns a table per measure.
+
+    Rows are the models, the clients' choices, and the best model in hindsight.
+    """
     tables = [_table(report, name, measure) for name, measure in report.chosen.measures.items()]
     lines = [
         f"{CHOSEN}: by its loss on {report.adaptation_share:g} of its examples; every row is "
@@ -36,7 +39,7 @@ def choice_table(report: ChoiceReport) -> str:
             "left out, as their losses are not finite with one of the models: "
             + counted(report.clients["non_finite"], "client")
         )
-    # All reports are of one measurement, and share its number of clipped values.
+    # All reports come from one measurement, so they share the counts of clipped values.
     return "\n".join(["\n\n".join(tables), *lines, *clipped_lines(report.chosen)])
 
 
@@ -55,7 +58,7 @@ def _table(report: ChoiceReport, name: str, measure: Measure) -> str:
 
 
 def check_choice(clients: ClientDataset, models: Mapping[str, ModelWeights], share: float) -> None:
-    """Checks that clients can choose."""
+    """Checks that there are several models, and that clients have examples to choose by."""
     if len(models) < 2:
         raise UserError(
             "--adaptation_share: expected a family of models to choose from, found one: "

@@ -1,7 +1,7 @@
-"""A command: its flags, its action, and the printed result.
+"""Descriptions of commands: flags, action and printed result.
 
-A description determines the absl program and its help. This module needs no TensorFlow; commands
-that train are `command_line.RunCommand`.
+A `Command` determines the absl program and its help. This module needs no TensorFlow; commands that
+train are instances of `command_line.RunCommand`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class CommandArguments:
 
     @property
     def typed(self) -> str:
-        """The command line."""
+        """The command line that the user typed, with `./run`."""
         return shlex.join(["./run", self.command, *sys.argv[1:]])
 
 
-# Prints the result of a command. Returns the exit status if it is not 0.
+# Called with the result of a command: prints it, and returns the exit status if it is not 0.
 Show = Callable[[Any], Optional[int]]
 
 
@@ -58,9 +58,10 @@ class Command:
         name: Name, as in `./run NAME`.
         options_type: Class of the command's own options.
         run: Called with the arguments; returns the result.
-        show: Prints the result; by default nothing, as most commands print while they run.
-        report: Writes a report of the result, and returns its path. Called last, so that its errors
-            lose no result.
+        show: Prints the result. By default it prints nothing, as most commands print while they
+            run.
+        report: Called last with the result, so that its errors lose no output; writes a report and
+            returns the report's path.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Command:
         return _options(self.options_type)
 
     def main(self, doc: Optional[str]) -> NoReturn:
-        """Runs as a program whose help begins with `doc`; ends the process."""
+        """Runs the command as a program whose help begins with `doc`, and ends the process."""
         sys.modules["__main__"].__doc__ = doc
         run_app(self.define_flags, self.start, functools.partial(self.help_text, doc))
 
@@ -88,7 +89,7 @@ class Command:
         self.options.define()
 
     def start(self, argv: Sequence[str]) -> Optional[int]:
-        """Runs with the parsed flags, prints the result, and returns the exit status if not 0."""
+        """Runs the command with the parsed flags; returns the exit status if it is not 0."""
         del argv
         result = self.run(self.given())
         status = self.show(result)

@@ -63,7 +63,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 
 # Folder for results if the user names none.
 RUNS = Path("runs")
-# Flags that determine other flags of a run, and their defaults.
+# Flags that determine which other flags a run has, and the defaults of these flags.
 _CHOICES = ("algorithm", "preset", "aggregation", "privacy")
 # Entries of --arms with a file: [LABEL=]FILE.py[:...], separated by semicolons.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
@@ -74,8 +74,8 @@ class DataOptions(Options):
     """Paths of the data, for commands on tasks.
 
     Attributes:
-        data_dir: Folder with the files of tasks that read some.
-        data: Client store, as import_data makes it, for tasks on stores.
+        data_dir: Folder of raw files, for tasks that read some.
+        data: Client store from import_data, for tasks that read a store.
     """
 
     data_dir: Optional[Path] = None
@@ -100,10 +100,10 @@ class RunArguments(CommandArguments):
     """The parsed flags of a command on runs.
 
     Attributes:
-        settings: Settings of runs, by flag.
-        task_values: Options of tasks, by flag.
-        runtime_values: Options of the runtime, by flag.
-        options: Every option of runs, including options of users' algorithms.
+        settings: Given settings of runs, by flag.
+        task_values: Given options of tasks, by flag.
+        runtime_values: Given options of the runtime, by flag.
+        options: All options of runs by flag, including options of users' algorithms.
     """
 
     settings: Mapping[str, Any]
@@ -112,19 +112,19 @@ class RunArguments(CommandArguments):
     options: FlagTable
 
     def task_options(self, task: str) -> dict[str, Any]:
-        """Returns the given options of a task, after checking that it has them."""
+        """Returns the given options of a task, after checking that the task has them."""
         check_task_options(task, self.task_values)
         return dict(self.task_values)
 
     def spec(self) -> RunSettings:
-        """Returns the described run."""
+        """Returns the settings of the run that the flags describe."""
         task, data_dir, data = self.args.task, self.args.data_dir, self.args.data
         return resolve(task, self.settings, self.task_options(task), data_dir, data)
 
     def resolved_spec(
         self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
     ) -> RunSettings:
-        """Returns the described run with further settings and task options.
+        """Returns the settings of the run that the flags describe, with further settings.
 
         Args:
             settings: Settings, by flag, that override the given ones.
@@ -136,12 +136,12 @@ class RunArguments(CommandArguments):
         return resolve(task, settings, options, data_dir, data, shared=self.settings)
 
     def based_on(self, earlier: RunSettings) -> RunSettings:
-        """Returns an earlier run with the given flags instead of its own."""
+        """Returns an earlier run's settings, overridden by the given flags."""
         options = self.task_options(earlier.task)
         return based_on(earlier, self.settings, options, self.args.data_dir, self.args.data)
 
     def resumed(self, saved: SavedRun) -> RunSettings:
-        """Returns the run of a folder with the given flags; see `RunFolder.check`."""
+        """Returns a saved run's settings, overridden by the given flags; see `RunFolder.check`."""
         algorithm = self.settings.get("algorithm")
         earlier = saved.spec(algorithm and str(Path(algorithm).resolve()))
         if "task" in self.names and self.args.task != earlier.task:
@@ -151,11 +151,11 @@ class RunArguments(CommandArguments):
     def runtime_options(
         self, runtime: str, before: Mapping[str, Any] = types.MappingProxyType({})
     ) -> Options:
-        """Returns the options of a runtime, after checking that it has the given ones.
+        """Returns the options of a runtime, after checking that the runtime has the given options.
 
         Args:
-            before: Earlier execution of a resumed run; see `Runtime.execution`. Its options that
-                may change last bits are kept unless the user gives others.
+            before: Execution settings of a resumed run so far; see `Runtime.execution`. Settings
+                that may change last bits are kept unless the user gives others.
         """
         runtime_flags().check_used(self.runtime_values, "runtime", runtime)
         return runtime_options(runtime, self.runtime_values, before)
@@ -166,9 +166,9 @@ class RunCommand(Command):
     """A command on runs.
 
     Attributes:
-        settings: Names of the settings of runs that are flags; None for all.
-        without: Names of settings that are not flags.
-        has_runtime: Whether the command has the options of runtimes.
+        settings: Names of the run settings that are flags of the command; None for all.
+        without: Names of run settings that are not flags of the command.
+        has_runtime: Whether runtime options are flags of the command.
     """
 
     settings: Optional[Container[str]] = None
@@ -190,7 +190,7 @@ class RunCommand(Command):
         return is_included and option.name not in self.without
 
     def help_text(self, doc: Optional[str]) -> str:
-        """Returns the help page for the task, algorithm and other choices of the parsed flags."""
+        """Returns the help page for the task, algorithm and other parts that the flags choose."""
         tables = (self.options, run_flags(), runtime_flags())
         given = {name: v for table in tables for name, v in table.from_flags().items()}
         runs = run_flags(_user_files(given))
@@ -203,7 +203,7 @@ class RunCommand(Command):
 
         def chosen(part: str) -> str:
             default = next((values[part] for values in defaults.values()), getattr(RunConfig, part))
-            # A union's member may have fields.
+            # Remove the fields of a union's member, as in `ball:radius=0.5`.
             return str(given.get(part, default)).partition(":")[0]
 
         groups = [*own_groups(self.options_type), *flag_groups(RunConfig, is_flag)]
@@ -246,11 +246,11 @@ class RunCommand(Command):
 
 @contextlib.contextmanager
 def session(given: RunArguments, name: str) -> Iterator[Session]:
-    """Yields a session that writes into the named folder, or into a new one.
+    """Yields a session that writes into --output_dir, or into a new folder.
 
     Args:
         given: Arguments of the command; its options include `output_dir` and `resume`.
-        name: Name of this kind of folder, to which a number is added.
+        name: Name of a new folder, to which a number is appended.
 
     Raises:
         Interrupted: If a signal stopped the command; the message contains the command that resumes.
@@ -278,7 +278,7 @@ class Session:
     def running(
         self, runtime: str, options: Optional[Options] = None
     ) -> Iterator[tuple[Runtime, StopRequest]]:
-        """Yields a started runtime and a request to stop after the round, which signals set.
+        """Yields a started runtime, and a stop request that records signals.
 
         Args:
             options: Options of the runtime; None for the given ones.
@@ -289,7 +289,10 @@ class Session:
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
-    """Yields tasks, or tasks with algorithms, that change an option's default, with the default."""
+    """Yields (NAME, default) for each different default of an option.
+
+    NAME is "TASK", or "TASK with ALGORITHM".
+    """
     for task, entry in DEFAULTS.items():
         if option.name in entry.settings:
             yield task, flag_text(entry.settings[option.name])
@@ -301,7 +304,7 @@ def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
 
 
 def _default_text(option: Flag) -> str:
-    """Returns an option's defaults: of tasks and algorithms first, then the usual one."""
+    """Returns an option's defaults as text: those of tasks, and then the general default."""
     texts = [f"{where}: {text}" for where, text in defaults_elsewhere(option)]
     default = option.default_text()
     return "; ".join([*texts, f"otherwise {default or 'not given'}"]) if texts else default
@@ -323,7 +326,7 @@ def _algorithms_in(given: Mapping[str, Any]) -> list[str]:
 def _resolved_defaults(
     task: Optional[str], algorithms: Sequence[str], preset: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Returns the values of a run without further flags, by algorithm; empty without a task."""
+    """Returns a run's flag values without further flags, by algorithm; empty without a task."""
     if task is None or task not in DEFAULTS:
         return {}
     defaults: dict[str, Mapping[str, Any]] = {}
@@ -336,7 +339,7 @@ def _resolved_defaults(
 
 
 def _default_for(option: Flag, defaults: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the text of an option's default, for each algorithm if they differ."""
+    """Returns an option's default as text; one default per algorithm if they differ."""
     if not defaults:
         return _default_text(option)
     texts = {}
@@ -352,7 +355,7 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
     """Returns the values in --algorithm_options, by name.
 
     Args:
-        text: NAME=VALUE, separated by commas.
+        text: Value of the flag: NAME=VALUE, separated by commas.
         options: Options of runs, including options of users' algorithms.
     """
     where, registered = "--algorithm_options", run_flags()
@@ -373,13 +376,13 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
 
 
 def _user_files(given: Mapping[str, Any]) -> list[str]:
-    """Returns the users' algorithms that the given flags name."""
+    """Returns the paths of users' algorithms that the given flags name."""
     in_arms = _FILE_IN_ARMS.findall(given.get("arms") or "")
     names = [given.get("algorithm"), *(given.get("algorithms") or ()), *in_arms]
     if given.get("checkpoint"):
         names.append(stored_algorithm(checkpoint_folder(Path(given["checkpoint"]))))
     if given.get("resume") and given.get("output_dir") and given.get("algorithm") is None:
-        # A resumed run has the algorithm of its folder.
+        # A resumed run keeps its folder's algorithm.
         names.append(stored_algorithm(RunFolder(Path(given["output_dir"]))))
     return list(dict.fromkeys(str(name) for name in names if name and is_user_file(str(name))))
 
@@ -394,14 +397,14 @@ def train_command(spec: RunSettings, keeps_folders: bool = False) -> list[str]:
     """
     shown = _shown_flags(spec, keeps_folders)
     if not keeps_folders:
-        # The suffix shows that the algorithm is a file.
+        # Keep the suffix, which shows that the algorithm is a file.
         shown["algorithm"] = Path(spec.config.algorithm).name
     needed = {name: shown[name] for name in own_flags(spec)}
     return ["./run", "train", f"--task={spec.task}", *_flag_texts(needed)]
 
 
 def _shown_flags(spec: RunSettings, keeps_folders: bool) -> dict[str, Any]:
-    """Returns all flags of a run, with absolute paths or with file names alone."""
+    """Returns all flags of a run, with absolute paths or with file names only."""
     if not keeps_folders:
         return flags_without_folders(spec)
     flags = spec.flags()
@@ -418,7 +421,7 @@ def _absolute(value: Any) -> Any:
 
 
 def own_flags(spec: RunSettings) -> dict[str, Any]:
-    """Returns values by flag, without --task, that differ from the defaults."""
+    """Returns the values by flag that differ from the defaults, without --task."""
     flags = spec.flags()
     chosen = {name: flags[name] for name in _CHOICES}
     data_dir, data = map(optional_path, (spec.data_dir, spec.data))
@@ -428,8 +431,8 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
     except UserError:
         # Options of a user's algorithm may reject their own defaults.
         defaults, usual = {}, {}
-    # Flags that determine other flags are compared with the task's defaults; paths of data have
-    # none.
+    # Compare the flags that determine other flags with the task's defaults. Data paths have no
+    # default.
     defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)
     defaults.update(dict.fromkeys(DATA_PATH_FLAGS))
     settings = spec.settings()
@@ -438,7 +441,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
         for name, value in flags.items()
         if value != defaults.get(name)
         and value is not None
-        # Methods of a comparison also have settings that only other methods use.
+        # In a comparison, methods share settings that only some of them use.
         and (name not in settings or is_used(spec, name))
     }
 
@@ -449,7 +452,7 @@ def _flag_texts(flags: Mapping[str, Any]) -> list[str]:
 
 
 def with_algorithm_options(texts: Mapping[str, str]) -> dict[str, str]:
-    """Returns flags as texts; the options of a user's algorithm are joined in one flag."""
+    """Joins the options of a user's algorithm in one flag; other flags stay unchanged."""
     others = {*task_flags(), *runtime_flags(), *command_flags()}
     # absl itself defines undefok, a list of flags that a command may lack.
     defined = {*run_flags(), *others, "undefok"}
@@ -466,9 +469,8 @@ def compare_command(
     """Returns the shortest command line that repeats a comparison; see `train_command`.
 
     Args:
-        rows: The trials of each method, by the names of their folders; trials differ in their
-            seeds.
-        words: Shorthands of methods, with the flags that each sets.
+        rows: Settings of each method's trials, by folder name; they differ only in the seed.
+        words: Shorthand of a method and the flags that the shorthand sets, by folder name.
         keeps_folders: See `train_command`.
     """
     first = {row: specs[0] for row, specs in rows.items()}

@@ -1,4 +1,4 @@
-"""The command evaluate: a checkpoint on the test or training clients, per domain."""
+"""The command evaluate: evaluates a checkpoint on test or training clients, per domain."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class EvaluateOptions(TaskOptions):
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
-        models: Names of the models of a family to evaluate, such as conformity_0.5, or of the base
-            predictors of an ensemble, each by itself. [all that were trained]
-        training_clients: Evaluate the training clients instead of the test clients: the losses
-            that training lowers, and their tail.
-        adaptation_share: Also let each client choose its model from a family by this share of its
-            examples, and report how that model does on the rest of them.
+        models: Names of the models to evaluate: members of a family, such as conformity_0.5, or
+            base predictors of an ensemble, each by itself. [all trained models]
+        training_clients: Evaluate on the training clients instead of the test clients, to see the
+            losses that training lowers, and their tail.
+        adaptation_share: Also let each client choose a model of the family by its loss on this
+            share of the client's examples, and report its results on the client's other examples.
         output: JSON file to write the evaluation to.
     """
 
@@ -83,7 +83,7 @@ def evaluate(given: RunArguments) -> None:
         task = task.evaluated_in_training()
     check_test_clients(task, aggregation)
     options = given.runtime_options(config.runtime)
-    # The task may have other domains than the checkpoint's task.
+    # Read only the weights of models, as the task's domains may differ from the checkpoint's.
     saved = checkpoint.models(task.model.initial_weights, flags.checkpoint, task.model.frozen)
     models = _chosen_models(flags, saved, task.model)
     choice, share = None, flags.adaptation_share
@@ -155,7 +155,7 @@ def _noise(spec: RunSettings, task: Task, num_models: int) -> Optional[PrivateEv
 
 
 def _is_protected(trained: RunSettings, training_clients: bool) -> bool:
-    """Whether a run guarantees differential privacy to its training or its test clients."""
+    """Whether a run guarantees differential privacy to the evaluated clients."""
     options = trained.privacy
     if training_clients:
         return isinstance(options, PrivacyOptions)
@@ -165,7 +165,7 @@ def _is_protected(trained: RunSettings, training_clients: bool) -> bool:
 def _states(
     noise: Optional[PrivateEvaluation], spec: RunSettings, num_models: int
 ) -> Optional[list[Any]]:
-    """Returns the noise states of each model's evaluation, with keys that no other call uses."""
+    """Returns a noise state for each model's evaluation, with a key of this command only."""
     if noise is None:
         return None
     key = evaluation_key(noise_key(spec.privacy), "evaluate")
@@ -175,7 +175,7 @@ def _states(
 def _chosen_models(
     flags: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
 ) -> Mapping[str, ModelWeights]:
-    """Returns the models that --models names, in its order, including an ensemble's predictors."""
+    """Returns the models that --models names, in that order; predictors of an ensemble count."""
     if flags.models is None:
         return models
     if not flags.models:
@@ -190,20 +190,20 @@ def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
     try:
         return build_lambda_set(trained, task)
     except UserError as e:
-        # The task may have other domains by now, or a file of mixtures may be missing.
+        # The task's domains may have changed, or a file of mixtures may be missing.
         print(f"note: the worst mixture of the run's --lambda_set is left out: {e}")
         return None
 
 
 def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
-    """Returns the main model's evaluation; its entry "models" has the other models' evaluations."""
+    """Returns the main model's evaluation as JSON; the entry "models" contains the others."""
     main, *others = reports
     models = {name: reports[name].to_json() for name in others}
     return {**reports[main].to_json(), **({"models": models} if models else {})}
 
 
 def evaluated_spec(given: RunArguments, trained: RunSettings) -> RunSettings:
-    """Returns a run's spec with the given task, options and settings."""
+    """Returns a run's settings, overridden by the given task, options and settings."""
     flags, inherited = given.args, trained.settings()
     name = flags.task or trained.task
     same_task, folder, store = name == trained.task, flags.data_dir, flags.data

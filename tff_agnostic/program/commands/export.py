@@ -1,4 +1,4 @@
-"""The command export: a task's federated algorithm as a plan for a fleet of devices."""
+"""The command export: exports a task's federated algorithm as a plan for a fleet of devices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 _DEFAULT_TASK = "digits"
-# Command in the README of an export for a fleet.
+# Instructions in the README of a fleet's export.
 _HOW_TO = """\
     ./run fleet demo --export=plan --clients=CLIENTS --nodes={nodes} --rounds=3
 
@@ -66,18 +66,18 @@ class ExportOptions(DeviceSettings, ServerTaskSettings, TaskOptions):
 
     Attributes:
         output_dir: Folder to write; new or empty.
-        kind: Kind of the rounds: training, or evaluation of a model of a training's checkpoint.
-        models: With --kind=evaluation: name of the model of a family to evaluate, such as
-            conformity_0.5; a plan evaluates one. [the main model]
-        backend: Executor of the plan: fcp (the platform's servers and devices; a format only) or
-            flower (a live fleet: ./run fleet).
-        profile: Kind of plan: daf (plain sums; current servers) or secure (secure sums only; a
-            server with a secure aggregation protocol). [daf; secure with --backend=flower]
-        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it, from
-            which the deployment continues; task and settings default to the run's.
-        clients_dir: Folder to write the task's clients to, for run_plan: a TFRecord file for each
-            training client, and the cohorts that a simulation would draw next; for an evaluation
-            the test clients, all of them in one cohort.
+        kind: Kind of rounds: training, or evaluation of a checkpoint's model.
+        models: With --kind=evaluation: the one model of a family to evaluate, such as
+            conformity_0.5. [the main model]
+        backend: Backend that executes the plan: fcp (servers and devices of the platform; only the
+            format is supported) or flower (a live fleet: ./run fleet).
+        profile: Kind of plan: daf (plain sums, for current servers) or secure (secure sums only,
+            for servers with a secure aggregation protocol). [daf; secure with --backend=flower]
+        checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it. The
+            deployment starts from it; task and settings default to the run's.
+        clients_dir: Folder for the task's clients, for run_plan: a TFRecord file per training
+            client, and the next cohorts of a simulation. For an evaluation: all test clients, in
+            one cohort.
     """
 
     output_dir: Path = dataclasses.field(kw_only=True)
@@ -146,7 +146,7 @@ def export_plan(given: RunArguments) -> None:
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
-    """Returns the run to deploy, from given flags, the trained run's settings and defaults."""
+    """Returns the settings to deploy: given flags, then the trained run's settings, or defaults."""
     args, aggregation = given.args, PROFILES[given.args.profile].aggregation
     for name in given.settings:
         if name in _NOISE_FLAGS:
@@ -193,7 +193,7 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
     check_free(clients_dir, "--clients_dir")
     one, other = folder.resolve(), clients_dir.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
-        # Plans with further files are rejected.
+        # Executors reject a plan's folder if it has additional files.
         raise UserError(
             f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
         )

@@ -1,4 +1,4 @@
-"""The command export_data: a client store as a file that TFF, devices and nodes of a fleet read."""
+"""The command export_data: converts a client store to a file that TFF and fleet nodes read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tff_agnostic.program.options.flag_table import flags_in_errors
 
 @dataclasses.dataclass(frozen=True)
 class ExportDataOptions(Options):
-    """Options of the command.
+    """Flags of `export_data`.
 
     Attributes:
         data: The client store, as import_data makes it.
         output: The file to write; it must not exist yet.
-        format: Format of the file. One of: tff: an SQLite file as of tff.simulation.datasets.
+        format: Format of the file: tff (the SQLite format of tff.simulation.datasets).
     """
 
     data: Path = dataclasses.field(kw_only=True)
@@ -30,7 +30,7 @@ class ExportDataOptions(Options):
 
 
 def export_data(given: CommandArguments) -> Path:
-    """Writes a store as a file of another format; returns the file."""
+    """Converts a store to a file of another format; returns the file's path."""
     options: ExportDataOptions = given.args
     with flags_in_errors(options):
         store = load_store(options.data)

@@ -1,4 +1,4 @@
-"""The command import_data: files become a client store. It needs no TensorFlow."""
+"""The command import_data: creates a client store from files, without TensorFlow."""
 
 from __future__ import annotations
 

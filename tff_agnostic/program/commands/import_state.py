@@ -1,4 +1,4 @@
-"""The command import_state: a run from the checkpoint of a fleet's server."""
+"""The command import_state: creates a run from the checkpoint of a fleet's server."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class ImportStateOptions(DataOptions):
         plan: Folder of the export that the server was given.
         server_state: Checkpoint of the server's state, as run_plan writes it or a server stores it
             after a round.
-        output_dir: Folder of the run to make; new or empty.
-        trust: Read the checkpoint without a sandbox, if the kernel has no Landlock or no seccomp:
-            only for a checkpoint that you trust.
-        max_memory_gb: Memory of the process that reads the checkpoint, in 10^9 bytes.
+        output_dir: Folder of the run to create; new or empty.
+        trust: Read the checkpoint without a sandbox if the kernel lacks Landlock or seccomp. Use it
+            only for checkpoints that you trust.
+        max_memory_gb: Maximum memory of the process that reads the checkpoint, in 10^9 bytes.
     """
 
     plan: Path = dataclasses.field(kw_only=True)
@@ -94,7 +94,7 @@ def import_state(given: RunArguments) -> None:
     task = spec.load_task()
     algorithm, fingerprint = build_algorithm(spec, task), spec.fingerprint(task)
     for name, expected in manifest.get(FINGERPRINT, {}).items():
-        # Nodes have their own examples.
+        # Skip the digest of examples: nodes have their own.
         if name != DATA and fingerprint.get(name) != expected:
             raise UserError(
                 f"--plan: expected the {name} of its export ({expected}), found "
@@ -105,7 +105,7 @@ def import_state(given: RunArguments) -> None:
     with new_folder(args.output_dir, "--output_dir") as path:
         folder = RunFolder(path)
         make_folder(path)
-        # The fleet's rounds have no metrics.
+        # Write the numbers of the rounds only, as rounds of a fleet have no metrics.
         rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
         write_text(folder.metrics, rows)
         kept = trained_with(spec, fingerprint)
@@ -121,7 +121,7 @@ def import_state(given: RunArguments) -> None:
 
 
 def _exported_run(manifest: Mapping[str, Any], completed: int, given: RunArguments) -> RunSettings:
-    """Returns the run that continues a fleet's rounds.
+    """Returns the settings of the run that continues a fleet's rounds.
 
     Settings that do not affect the plan, such as the runtime, have the task's defaults. The number
     of rounds defaults to the completed ones.
@@ -162,7 +162,7 @@ def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where:
     Args:
         template: A state of the same algorithm and aggregation.
         tensors: Tensors by name, as `read_server_state` returns them.
-        where: Path of the tensors, for the message.
+        where: Path of the file with the tensors, for error messages.
     """
     names, values = leaf_names(template), []
     for name, leaf in zip(names, tf.nest.flatten(template)):

@@ -1,4 +1,4 @@
-"""The command privacy: epsilon, noise or rounds of a private run before training."""
+"""The command privacy: computes epsilon, noise or rounds of a private run before training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEEDS: Needs = {
 # Factors of the requested noise and rounds in the table of neighbouring settings.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
 _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Printed noise multipliers are multiples of one over this number.
+# Printed noise multipliers are rounded up to multiples of 1 / _SHOWN.
 _SHOWN = 10**6
 # Epsilons of at least this value are printed with 4 significant digits.
 _LARGE = 10**6
@@ -57,7 +57,7 @@ class PlanningOptions(AccountingOptions):
 
 
 def plan_privacy(given: CommandArguments) -> None:
-    """Prints the answer, the guarantee, and epsilon of other rounds and noise."""
+    """Prints the answer, the privacy guarantee, and epsilon for other rounds and noise."""
     options: PlanningOptions = given.args
     check_needs(
         NEEDS, option_values(options), [flag for flag in PRIVACY.options if flag in given.names]
@@ -80,7 +80,7 @@ def plan_privacy(given: CommandArguments) -> None:
 
 
 def answered(options: AccountingOptions) -> tuple[str, PrivacyStatement]:
-    """Returns the missing one of noise, epsilon and rounds as a sentence, and the guarantee."""
+    """Returns the missing value of noise, epsilon and rounds as text, and the guarantee."""
     noise, epsilon, rounds = options.noise_multiplier, options.target_epsilon, options.rounds
     numbers = {"noise_multiplier": noise, "target_epsilon": epsilon, "rounds": rounds}
     delta, accountant = options.known_delta, options.privacy_accountant
@@ -136,7 +136,7 @@ def _epsilon(accountant: PrivacyAccountant, rounds: int) -> float:
     try:
         return accountant.epsilon(rounds)
     except UserError:
-        # No account exists for this many rounds.
+        # The accountant cannot compose this many rounds.
         return math.inf
 
 

@@ -33,36 +33,38 @@ class AccountingOptions(Options):
     """Settings of a private run that determine epsilon, noise and rounds. Every field is a flag.
 
     Attributes:
-        privacy: Who adds noise: central, a trusted server; distributed, clients before a secure
-            sum; tree, a trusted server to a tree of sums over the rounds, for cohorts without
-            sampling. One of: central, distributed, tree.
-        noise_multiplier: z: standard deviation of a round's noise per clip norm.
-        target_epsilon: Budget of the whole run.
-        delta: Delta of (epsilon, delta); one over ten times the clients if not given.
-        rounds: T, communication rounds.
-        clients: N, training clients in the population.
-        clients_per_round: c, clients in a round. Only with privacy central or distributed.
-        cohort_sampling: How a round's clients are drawn: poisson, independently; fixed_size
-            (uniform in train), exactly as many without replacement. Only with privacy central or
-            distributed.
-        update_share: Share of a round's budget for updates.
-        privacy_accountant: Accountant of epsilon: pld or rdp; by default the tighter one that is
-            usual for the mechanism.
-        max_participations: Maximum number of rounds of a client. Only with privacy tree.
+        privacy: Source of the noise: central (a trusted server adds noise to each round's sum),
+            distributed (clients add noise before a secure sum), or tree (a trusted server adds
+            noise to a tree of sums over the rounds, for cohorts without sampling).
+        noise_multiplier: Noise multiplier z: standard deviation of a round's noise divided by the
+            clip norm.
+        target_epsilon: Privacy budget: epsilon of the complete run.
+        delta: Delta of (epsilon, delta)-differential privacy. [1 / (10 * clients)]
+        rounds: Number of communication rounds T.
+        clients: Number of training clients N in the population.
+        clients_per_round: Number of clients c in a round. Only with privacy central or distributed.
+        cohort_sampling: Sampling of a round's clients: poisson (each client independently) or
+            fixed_size (exactly c clients without replacement, called uniform in train). Only with
+            privacy central or distributed.
+        update_share: Share of a round's privacy budget for model updates; statistics have the rest.
+        privacy_accountant: Accountant of epsilon: pld or rdp. [depends on the mechanism]
+        max_participations: Maximum number of rounds in which a client participates. Only with
+            privacy tree.
         min_separation: Minimum number of rounds from one participation of a client to its next.
             Only with privacy tree.
-        tree_restart_every: Rounds of a tree before a new one begins; one tree if not given. Only
-            with privacy tree.
-        distributed_noise: Noise of the clients. Only with privacy distributed.
-        privacy_dimension: Maximum number of values of a group. Only with privacy distributed.
-        integer_clip: The clip norm in steps of the integers that clients send. Only with privacy
+        tree_restart_every: Number of rounds after which a new tree begins; a single tree if not
+            given. Only with privacy tree.
+        distributed_noise: Distribution of the clients' noise. Only with privacy distributed.
+        privacy_dimension: Maximum number of values in a group of released values. Only with privacy
             distributed.
-        participation: Whether it stays secret which clients of Poisson cohorts participate, and how
-            many (secret): clients excluded by the coin send zeros and their share of the noise. In
-            each round all clients answer, or as many as answering gives, by public turns: with
-            fewer, less is sent, and epsilon is larger. Otherwise (public) epsilon is several times
-            as large. min_clients is the minimum number of clients with noise; by default all that
-            answer. Only with privacy distributed.
+        integer_clip: Clip norm of the integers that clients send. Only with privacy distributed.
+        participation: With secret, the server does not learn which clients of a Poisson cohort
+            participate, or how many: the other clients send zeros and their share of the noise.
+            answering is the number of clients that report in each round, by public turns; by
+            default all. Fewer clients send less in total, and epsilon is larger. With public, the
+            number of participants is known, and epsilon is several times as large. min_clients is
+            the minimum number of clients that add noise; by default all that report. Only with
+            privacy distributed.
     """
 
     privacy: str = "central"
@@ -99,7 +101,7 @@ class AccountingOptions(Options):
 
     @property
     def known_delta(self) -> float:
-        """Returns --delta or its default."""
+        """The given delta, or its default."""
         assert self.clients is not None
         if self.delta is None:
             return default_delta(self.clients)
@@ -107,7 +109,7 @@ class AccountingOptions(Options):
         return self.delta
 
     def mechanism(self, noise_multiplier: float) -> Mechanism:
-        """Returns the mechanism of a round with a noise multiplier."""
+        """Returns the mechanism of a round for a noise multiplier."""
         return PRIVACIES[self.privacy](self, float(noise_multiplier))
 
     def sampling(self) -> CohortSampling:

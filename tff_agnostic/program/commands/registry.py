@@ -1,6 +1,7 @@
-"""Registry of commands: the module and the name of each.
+"""Registry of commands: the module and the variable that define each command.
 
-A command is imported when it is requested: some need no TensorFlow, whose import takes seconds.
+A command's module is imported on request. Some commands need no TensorFlow, whose import takes
+seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from tff_agnostic.base.registry import Registry
 
-# Program of the wheel; its first argument is the name of a command.
+# Program that the wheel installs; its first argument is the name of a command.
 PROGRAM = "tff-agnostic"
 COMMANDS: Registry[str] = Registry(
     "command",
@@ -33,23 +34,20 @@ COMMANDS: Registry[str] = Registry(
         "tune": "studies.tune:TUNE",
     },
 )
-# plan_runner describes the options of this command.
+# The package plan_runner defines this command and its flags.
 OTHER_COMMANDS = ("run_plan",)
-# Commands on data have no algorithms, so their flags cannot collide with a user's settings.
+# Commands on data train nothing, so their flags cannot collide with those of a user's algorithm.
 _ON_DATA = ("import_data", "export_data")
 
 
 def command(name: str) -> Any:
-    """Returns the `command.Command` of a name."""
+    """Imports and returns the `command.Command` with a name."""
     module, _, attribute = COMMANDS[name].partition(":")
     return getattr(importlib.import_module(f"tff_agnostic.program.{module}"), attribute)
 
 
 @functools.cache
 def own_flags() -> frozenset[str]:
-    """Returns the commands' own flags.
-
-    A user's algorithm cannot have settings of these names.
-    """
+    """Returns the commands' own flags, which a user's algorithm cannot have as settings."""
     names = (name for name in COMMANDS if name not in _ON_DATA)
     return frozenset(flag for name in names for flag in command(name).options)

@@ -1,4 +1,4 @@
-"""The command save_model: a run's models as Keras files, SavedModels or TensorFlow Lite files."""
+"""The command save_model: saves a run's models for Keras, TensorFlow or TensorFlow Lite."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tff_agnostic.saving.tflite import NOT_QUANTIZED
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions(DataOptions):
-    """Flags of `save_model`; flags of data and tasks give the new paths of moved files.
+    """Flags of `save_model`. If files have moved, flags of data and tasks give their new paths.
 
     Attributes:
         checkpoint: Folder of a run (its newest checkpoint), or one checkpoint file in it.
         format: Formats to write: some of keras, saved_model, tflite.
-        quantize: Number format of the weights in a second TensorFlow Lite file; none writes the
-            plain file only. One of none, int8, float16.
+        quantize: Number format of the weights in a second TensorFlow Lite file: int8 or float16;
+            none writes no second file.
         output_dir: Folder to write; new or empty.
     """
 

@@ -1,4 +1,4 @@
-"""The command train: one run, its table, and its report."""
+"""The command train: trains one model, prints its table and writes its report."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class TrainOptions(TaskOptions):
 
     Attributes:
         output_dir: Folder of the run. [runs/TASK-ALGORITHM-NUMBER, a new one]
-        resume: Resume the run in --output_dir, or the newest one of its name. All settings are
-            those of the folder; flags may change runtime, rounds, evaluate_every,
+        resume: Resume the run in --output_dir, or the newest run of this task and algorithm.
+            Settings come from the folder. Flags may change runtime, rounds, evaluate_every,
             evaluation_clients, worst_min_examples, client_percentiles, checkpoint_every,
-            keep_checkpoints and how rounds are executed, and give the new paths of moved files.
+            keep_checkpoints and options of the runtime, and may give new paths of moved files.
     """
 
     task: Annotated[str, OneOf(DEFAULTS)] = "digits"

@@ -20,7 +20,7 @@ class TaskDefaults:
         task: Name of the library's task.
         summary: One-line description, for help texts.
         settings: Settings of runs, by flag, that differ from the defaults of their classes.
-        settings_by_algorithm: Settings of runs for single algorithms, by algorithm.
+        settings_by_algorithm: Further settings of runs, by algorithm and flag.
         options: Options of the task that differ from the defaults of their class.
         heldout: Options that evaluate the task on held-out examples instead of the test examples;
             empty for tasks on stores, whose splits have a common option.
@@ -35,11 +35,11 @@ class TaskDefaults:
 
     @property
     def spec(self) -> TaskSpec:
-        """The library's task."""
+        """The library's specification of the task."""
         return TASKS[self.task]
 
 
-# The Stack Overflow LSTM of Reddi et al. 2021; the learning rate of lambda is from Ro et al.
+# Settings of the Stack Overflow LSTM in Reddi et al. 2021; lambda's learning rate is from Ro et al.
 _REDDI_ET_AL: Mapping[str, Any] = {
     "client_batch_size": 16,
     "client_learning_rate": 10**-0.5,
@@ -88,7 +88,7 @@ DEFAULTS: Registry[TaskDefaults] = Registry(
                 "checkpoint_every": 50,
             },
         ),
-        # docs/results/adult_early_stopping.md explains this choice and its effect on comparisons.
+        # docs/results/adult_early_stopping.md explains these settings and their effect.
         "adult": TaskDefaults(
             "adult",
             "UCI Adult census income; domains doctorate or not (files in --data_dir)",
@@ -167,8 +167,8 @@ DEFAULTS: Registry[TaskDefaults] = Registry(
             options={"network": LstmNetwork(units=670)},
         ),
         # Section 5.2 of Ro et al. 2021 with the model of Hard et al. 2018, a CIFG with tied
-        # embeddings. The domains are countries, a client partition. The paper's data are private:
-        # any store of texts by country replaces them.
+        # embeddings. The domains are countries, and each client belongs to one of them. The paper's
+        # data are private: any store of texts by country can replace them.
         "spanish_keyboard": TaskDefaults(
             "next_word",
             "next word in Spanish, CIFG with tied embeddings; domains the store's locales (--data)",

@@ -29,11 +29,11 @@ class FlagTable(Registry[Flag]):
 
     @classmethod
     def join(cls, users: Iterable[tuple[str, str, type]]) -> FlagTable:
-        """Joins the flags of several classes of options; flags of one name become one flag.
+        """Joins the flags of several options classes; flags with equal names become one flag.
 
         Args:
-            users: Triples of kind, name and options class. A name of "" means that every run has
-                the options.
+            users: Triples (kind, name, options class), such as ("task", "digits", DigitsOptions).
+                With the name "", every run has the options.
         """
         table: dict[str, Flag] = {}
         for kind, name, options in users:
@@ -83,7 +83,7 @@ class FlagTable(Registry[Flag]):
         }
 
     def unused_message(self, name: str, chosen: Mapping[str, Any]) -> str:
-        """Returns the error for a flag without effect, which lists the choices that have the flag.
+        """Returns the message about a flag without effect; it lists the choices with the flag.
 
         Args:
             name: Name of a flag that only some choices have.
@@ -102,7 +102,10 @@ class FlagTable(Registry[Flag]):
 
 
 def _joined(hint: Any, other: Any) -> Any:
-    """Returns an annotation for the values of two; if they differ, without ranges and choices."""
+    """Returns an annotation that accepts the values of both annotations.
+
+    If they differ, the result has no ranges and choices.
+    """
     if hint == other:
         return hint
     members = [unannotated(m) for m in (*alternatives(hint), *alternatives(other))]
@@ -111,7 +114,7 @@ def _joined(hint: Any, other: Any) -> Any:
 
 
 def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yields the names and values of NAME=VALUE,NAME=VALUE; a value may have commas."""
+    """Yields each (NAME, VALUE) of a text NAME=VALUE,NAME=VALUE; a value may contain commas."""
     name = ""
     values: list[str] = []
     for part in text.split(",") if text else ():
@@ -132,7 +135,11 @@ def assignments(where: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_field(name: str, values: Sequence[str]) -> bool:
-    """Returns whether a name is a field of the union's member at which a value starts."""
+    """Returns whether a name is a field of a union's member, such as radius in `ball:radius=0.5`.
+
+    Args:
+        values: Parts of the current value, of which the first may name the member.
+    """
     member, colon, _ = values[0].partition(":") if values else ("", "", "")
     return bool(colon) and name.strip() in _fields_by_member().get(member, ())
 
@@ -159,18 +166,18 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(subclass)
 
 
-# Maps a flag to the flag that it needs, and to the needed flag's values that give it an effect.
+# Maps a flag to the flag that it needs, and to the values of the needed flag that suffice.
 Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 
 def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Rejects given flags that have no effect."""
+    """Rejects given flags that have no effect with the values of the flags that they need."""
     for name in given:
         if name not in needs:
             continue
         other, wanted = needs[name]
         value = values[other]
-        # A union's member may have fields.
+        # Remove the fields of a union's member, as in `ball:radius=0.5`.
         if (value.partition(":")[0] if isinstance(value, str) else value) not in wanted:
             raise UserError(
                 f"--{name} has no effect with --{other}={flag_text(value)}: it needs "
@@ -180,7 +187,7 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
 
 @contextlib.contextmanager
 def flags_in_errors(*options: Any) -> Iterator[None]:
-    """Makes errors about the fields of these options, and about files in them, name the flag."""
+    """Makes errors about fields of these options, or about files in fields, name the flag."""
     mistake: Optional[UserError] = None
     try:
         yield
@@ -195,7 +202,7 @@ def flags_in_errors(*options: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def flags_in_hints(kind: type) -> Iterator[None]:
-    """Makes advice about options in errors name the flags instead."""
+    """Makes advice in errors name flags instead of options."""
     mistake: Optional[UserError] = None
     try:
         yield
@@ -208,9 +215,10 @@ def flags_in_hints(kind: type) -> Iterator[None]:
 
 
 def hints_with_flags(text: str, kind: type) -> str:
-    """Returns a text in which flags replace options: those with a value, or with an underscore.
+    """Returns a text in which flags replace the names of options.
 
-    Names in quotes are data, which stay unchanged.
+    A name is replaced if a value follows or if it has an underscore. Names in quotes are data, and
+    stay unchanged.
     """
     names = [flag.name for flag in option_flags(kind)]
     joined = [name for name in names if "_" in name]
@@ -223,7 +231,7 @@ def _with_flag(error: OptionError, options: Iterable[Any]) -> UserError:
         for flag in option_flags(type(one)):
             value = flag.value_in(one)
             if error.kind is not None and type(value) is error.kind:
-                # A field of a union's member.
+                # The error is about a field of a union's member.
                 return UserError(f"--{flag.name}: {error}")
         named = flag_error(error, option_flags(type(one)))
         if named is not None:
@@ -235,6 +243,6 @@ def _with_file_flag(error: UserError, options: Iterable[Any]) -> UserError:
     for one in options:
         for flag in option_flags(type(one)):
             if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
-                # Errors of user code stay unchanged, with the user's lines.
+                # Keep the type: errors of user code are printed with the user's lines.
                 return type(error)(f"--{flag.name}: {error}")
     return error

@@ -2,11 +2,11 @@
 
 A field of a part is named after the part: `client.learning_rate` is `--client_learning_rate`. A
 union of options is one flag, which names a member and its fields: `--lambda_set=ball:radius=0.5`.
-Help is the attribute's text in the class's docstring.
+The help of a flag is the field's entry in the docstring of its class.
 
-Values by flag are in config.json, in comparisons and in trials of searches: booleans, numbers,
-strings, their tuples, and a string for a union's member. `build` creates options from them, and
-`option_values` is its inverse.
+The value of a flag is a boolean, a number, a string or a tuple; a union's member is a string.
+config.json, comparisons and searches store values by flag. `build` creates options from these
+values, and `option_values` is its inverse.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DEFINE: Mapping[type, Any] = {
     float: absl_flags.DEFINE_float,
     tuple: absl_flags.DEFINE_list,
 }
-# In `Annotated`: a tuple of strings whose flag may be repeated.
+# In `Annotated`, marks a tuple of strings whose flag may be given several times.
 REPEATED = "repeated"
 # Text for None in a flag of a union.
 NONE = "none"
@@ -62,11 +62,11 @@ class Flag:
     Attributes:
         name: Name of the flag.
         path: Field names from the options to the value.
-        owner: The class that has the field.
+        owner: The class that declares the field.
         hint: Annotation of the field.
         default: Default of the field; `dataclasses.MISSING` if required.
-        users: Pairs (kind, name) of the algorithms, tasks or sums with this flag; empty if every
-            run has it.
+        users: Pairs (kind, name) of the algorithms, tasks or aggregations with this flag; empty if
+            every run has it.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Flag:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Names of the choices, and forms of a union's members; empty for other flags."""
+        """Names of the choices, or forms of a union's members; empty for flags without choices."""
         if self.members:
             none = (NONE,) if is_optional(self.hint) else ()
             return (*none, *(_form(name, kind) for name, kind in self.members.items()))
@@ -170,15 +170,15 @@ class Flag:
         return flag_text(self.to_value(self.default))
 
     def parsed(self, text: Any) -> Any:
-        """Returns the value of a string, or of absl's parsed value."""
+        """Returns the flag's value for a string, or for the value that absl has parsed."""
         field = self.from_value(text)
-        # Members of unions and other values may share names, such as "lstm".
+        # Keep a name such as "lstm" that may be a plain string as well as a union's member.
         has_names = any(plain_type(m) is str for m in alternatives(self.hint) if not is_options(m))
         is_bare = has_names and isinstance(field, Options) and text in self.members
         return text if is_bare else self.to_value(field)
 
     def check_type(self, value: Any) -> None:
-        """Checks a value's type, after reading it from a file."""
+        """Checks the type of a value that was read from a file."""
         self.from_value(value, separator="," if self.members or self.is_path else None)
 
     def to_value(self, value: Any) -> Any:
@@ -198,8 +198,8 @@ class Flag:
         """Returns the field's value for a flag's value.
 
         Args:
-            separator: Separator of items in strings, which may represent numbers, as on the command
-                line; None if strings are values themselves.
+            separator: Separator of items in a string, which may represent numbers, as on the
+                command line; None if a string is the value itself.
         """
         where = f"--{self.name}"
         if value is None or isinstance(value, (Options, Mapping)):
@@ -231,7 +231,7 @@ class Flag:
 def union_members(hint: Any) -> dict[str, type[Options]]:
     """Returns the classes of options in a union by name: `projected_gradient: ProjectedGradient`.
 
-    The words at the end that all classes share are not part of the names.
+    Words at the end that all class names share are removed.
     """
     kinds = [member for member in alternatives(hint) if is_options(member)]
     words = [re.findall(r"[A-Z][a-z0-9]*", kind.__name__) for kind in kinds]
@@ -327,7 +327,7 @@ def _no(value: Any) -> Any:
 
 
 def _simple(hint: Any) -> Any:
-    """Returns a union's first annotation that is not a class of options."""
+    """Returns the first member of a union annotation that is not an options class."""
     return next(m for m in alternatives(hint) if not is_options(m))
 
 
@@ -359,11 +359,11 @@ def flag_text(value: Any) -> str:
 
 
 def option_flags(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
-    """Returns the flags of a class of options, with the flags of its parts in their place."""
+    """Returns the flags of an options class; the flags of a part replace the part's field."""
     return _all_flags(kind, prefix)
 
 
-# Cached, as a command asks several times. mypy considers classes unhashable.
+# Cached, as commands need them several times; separate, as mypy considers classes unhashable.
 @functools.cache
 def _all_flags(kind: Any, prefix: str) -> tuple[Flag, ...]:
     return tuple(_own_flags(kind, prefix, (), _defaults(kind)))
@@ -392,11 +392,11 @@ def _prefix(prefix: str, field: str) -> str:
 
 
 def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefix: str = "") -> Any:
-    """Returns options with values by flag; other flags are ignored.
+    """Returns options built from values by flag; values of other flags are ignored.
 
     Args:
         default: Options that provide missing values; None for the defaults of the class.
-        prefix: Prefix of the names of its flags.
+        prefix: Prefix of the flags' names.
 
     Raises:
         UserError: If a value is invalid; the error names the flag.
@@ -414,7 +414,7 @@ def build(kind: type[Any], values: Mapping[str, Any], default: Any = None, prefi
             arguments[name] = defaults[name]
         else:
             text = re.split(r"[.;](?: |$)", attribute_text(kind, name))[0]
-            # An abbreviation keeps its capitals.
+            # Keep the capitals of an abbreviation.
             if not text[1:2].isupper():
                 text = f"{text[:1].lower()}{text[1:]}"
             raise UserError(f"--{prefix}{name}: expected {text}, found none")
@@ -435,7 +435,7 @@ def option_values(options: Any) -> dict[str, Any]:
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a class's values by flag, after checking their types, for values read from a file.
+    """Checks the types of values that were read from a file; returns those of a class's flags.
 
     Args:
         values: Values by flag; names that are not flags of `kind` are ignored.
@@ -449,7 +449,7 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flag_error(error: OptionError, flags: Iterable[Flag]) -> Optional[UserError]:
-    """Returns an option's error as an error about its flag; None if no flag has the field."""
+    """Converts an error about a field to an error about its flag; None if no flag has the field."""
     for flag in flags:
         is_owner = error.kind is None or issubclass(error.kind, flag.owner)
         if flag.path[-1] == error.field and is_owner:

@@ -1,8 +1,8 @@
-"""Help of a command: its flags in groups, with the defaults for the chosen values.
+"""Help of a command: its flags in groups, with the defaults for the chosen task and algorithm.
 
 A command on runs has more than a hundred flags, and a run of one task and one algorithm uses half
-of them. `--help` shows these in groups: a group is the class of options that declares the flags,
-and its heading is the first sentence of the class's docstring.
+of them. `--help` shows only these, with a group per options class. The heading of a group is the
+first sentence of the class's docstring.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ DefaultText = Callable[[Flag], str]
 
 
 def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) -> list[Group]:
-    """Returns the flags of a class of options in groups, one per declaring class.
+    """Returns the flags of an options class in groups, one per declaring class.
 
     Args:
-        options: A class of options. Its own fields come first, then those of its bases and parts.
+        options: An options class. Its own fields come first, then the fields of bases and parts.
         has: Called with a flag; returns whether to show it.
     """
     by_class: dict[type, list[Flag]] = {}
@@ -48,7 +48,7 @@ def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) 
 
 
 def own_groups(options: type) -> list[Group]:
-    """Returns the groups of a command's flags, with another heading for the command's own."""
+    """Returns the groups of a command's flags; the command's own class has a general heading."""
     return [
         group._replace(heading="Flags of this command")
         if group.flags[0].owner is options
@@ -84,7 +84,7 @@ def help_page(
 
     Args:
         default_text: Called with a flag; returns its default for the chosen values.
-        last: Lines about the flags that are not shown.
+        last: Final lines, about the flags that are not shown.
     """
     parts = [(doc or "").strip()]
     for group in groups:

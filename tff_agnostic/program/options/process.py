@@ -1,7 +1,7 @@
 """The process of a command: arguments, start, signals, and exit status.
 
-Flag files contain defaults: a flag of the command line wins wherever it is, and may occur once.
-absl alone would read endless files, and would use the last of several values.
+Flag files contain defaults: a flag on the command line overrides them at any position, and may
+occur only once. absl alone would read endless files, and would use the last of several values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HELP = ("help", "h", "?", "helpshort")
 _COMMENTS = ("#", "//")
 _USAGE_STATUS = 2
 _FAILURE_STATUS = 1
-# absl's errors about a flag's value.
+# Matches absl's errors about values that are not numbers.
 _NO_NUMBER = re.compile(
     r"flag --(?P<flag>\w+)=(?P<value>.*): "
     r"(?:(?P<is_whole>invalid literal for int)|could not convert string to float).*",
@@ -45,13 +45,13 @@ _LEFT = (
     "an algorithm"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# A signal to a whole job reaches a command twice: directly, and through its parent, which forwards
-# signals. `timeout` likewise signals a process and its group.
+# A signal to a shell's job reaches a command twice: directly, and through its parent, which
+# forwards signals. `timeout` also signals both a process and its group.
 _ONE_REQUEST_SECONDS = 0.5
 
 
 def split_flag_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the lines of the flag files in some arguments, and the other arguments.
+    """Returns the lines of the flag files that arguments name, and the other arguments.
 
     A line of a flag file is a flag, the name of another flag file, or a comment after # or //.
 
@@ -98,7 +98,7 @@ def flag_parts(text: str) -> tuple[str, str, str]:
     return text.removeprefix("-").removeprefix("-").partition("=")
 
 
-# Returns the exit status if it is not 0.
+# Called with the arguments that are not flags; returns the exit status if it is not 0.
 Main = Callable[[Sequence[str]], Optional[int]]
 
 
@@ -113,7 +113,7 @@ def run_app(
         help_text: Returns the help page. If None, absl prints its own page.
     """
     escape_output()
-    # absl's handler keeps the stream from the time of its import.
+    # absl's handler would keep the standard error stream of the time of its import.
     logging.get_absl_handler().python_handler.setStream(sys.stderr)
     drop_tff_context_at_exit()
     # Remove the flags of `app.run`, which is not called: they would have no effect.
@@ -160,7 +160,8 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
     except UserError as e:
         return _failed(e)
     except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. Python would flush again at exit.
+        # The reader of the output, such as `head`, has closed the pipe. Replace standard output,
+        # as Python flushes it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as e:
@@ -186,7 +187,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _sigint_as_exception() -> Iterator[None]:
-    """Makes SIGINT an exception while cleanup code runs; otherwise it may end the process."""
+    """Makes SIGINT raise an exception while entered, so that cleanup code runs."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -197,9 +198,9 @@ def _sigint_as_exception() -> Iterator[None]:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags and returns the remaining arguments; ends the process if a flag is invalid.
+    """Parses the flags, and returns the remaining arguments.
 
-    It also ends the process if a flag asks for help.
+    Ends the process if a flag is invalid or asks for help.
     """
     logging.use_absl_handler()
     try:
@@ -218,7 +219,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def parse(arguments: Sequence[str], defined: flags.FlagValues, once: bool = True) -> list[str]:
-    """Parses flags over earlier values; returns the other arguments.
+    """Parses flags, which override values parsed earlier; returns the other arguments.
 
     Args:
         once: Whether a repeated flag is an error.
@@ -264,7 +265,7 @@ def resume_command(name: str, output_dir: Path) -> str:
     program = Path(sys.argv[0]).absolute()
     script = program.parent.parent / "run"
     if program.suffix != ".py":
-        # The wheel's program.
+        # The program is the one that the wheel installed.
         start = [program.name, name]
     elif script.exists():
         start = ["./run" if script.parent == Path.cwd() else str(script), name]
@@ -326,7 +327,7 @@ class StopRequest:
 
 
 class Interrupted(Exception):
-    """A signal stopped the run, which is saved.
+    """Raised if a signal stopped a run, whose state is saved.
 
     Attributes:
         signal_number: The signal.

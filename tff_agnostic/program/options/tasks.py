@@ -18,11 +18,11 @@ FORMAT = 1
 
 
 def check_format(place: object, stated: Any) -> None:
-    """Checks the format of the stored flags of a run.
+    """Checks the format version of a run's stored flags.
 
     Args:
-        place: The file that contains the flags.
-        stated: Format that the file states; None if it states none.
+        place: The file that contains the flags, for the message.
+        stated: Format version in the file; None if it has none.
     """
     if stated != FORMAT:
         raise UserError(
@@ -42,7 +42,7 @@ def check_task_options(task: str, names: Iterable[str]) -> None:
 
 
 def task_in(values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a run's task and the values of its options, from the run's values."""
+    """Returns the task's name and the values of its options by flag, from all values of a run."""
     kind = DEFAULTS[values["task"]].spec.options
     return values["task"], option_values(build(kind, checked(kind, values)))
 
@@ -58,14 +58,14 @@ def task_options(task: str, values: Mapping[str, Any]) -> Any:
 
 
 def load_run_task(task: str, values: Mapping[str, Any], context: TaskContext) -> Task:
-    """Returns the task of a run; its errors name flags.
+    """Loads the task of a run; errors name flags.
 
     Args:
         values: Values by flag that differ from the task's defaults.
         context: Seed of the run, and paths of the data.
     """
     options = task_options(task, values)
-    # Errors about data files name the file itself, as the context has no paths here.
+    # This context has no paths, so errors about data files name only the file.
     with flags_in_errors(options, TaskContext(context.seed)):
         loaded = load_task(DEFAULTS[task].task, options, context)
 

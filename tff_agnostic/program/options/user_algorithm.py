@@ -26,7 +26,8 @@ from tff_agnostic.program.options.flags import option_flags
 
 _SUFFIX = ".py"
 _DEFINITION = "ALGORITHM"
-# Keys of a run's fingerprint: the user's file, and the modules that it imports from its folder.
+# Keys of a run's fingerprint with the digests of the user's file, and of the modules that the file
+# imports from its folder.
 OWN_CODE = ("algorithm", "files that the algorithm imports")
 _KINDS = (bool, int, float, str, Path)
 _ITEMS = (int, float, str, Path)
@@ -51,7 +52,7 @@ def algorithm_label(name: str) -> str:
 def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
     """Returns the algorithm that a Python file defines.
 
-    An unchanged file is executed only once, so that its settings have one class.
+    An unchanged file is executed only once, so that its options class stays the same.
     """
     return _load_current(path).spec
 
@@ -91,7 +92,7 @@ def _load_current(path: Path) -> _Loaded:
     try:
         stat = path.stat()
     except OSError:
-        # Raises an error about the file.
+        # Reading the file raises the error about it.
         return _loaded(path, 0, 0)
     return _loaded(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
@@ -168,7 +169,7 @@ def _shown(value: Any) -> str:
     return getattr(value, "__name__", repr(value))
 
 
-# Raises a `UserError` if a function's result is invalid for its arguments.
+# Called with a function's result and arguments; raises a `UserError` if the result is invalid.
 Check = Callable[..., None]
 
 
@@ -264,7 +265,7 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
 
 
 def trace_round(algorithm: core.Algorithm) -> None:
-    """Traces a round with a single client, to find the errors that its functions raise."""
+    """Traces a round with a single client, so that errors in its functions appear now."""
 
     def round_(examples: Any) -> Any:
         state = algorithm.initialize()

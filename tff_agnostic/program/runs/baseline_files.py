@@ -1,4 +1,4 @@
-"""Files with baselines of excess losses: losses of baseline runs, or of any run."""
+"""Reads the baselines of excess losses from a file of baseline runs, or from any run's folder."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ FILE_NAME = f"{BASELINES}.json"
 _FORMAT = 1
 _FLAG = "--lambda_baselines"
 _MAX_NAMES = 5
-# A training loss is the mean over the last rounds, this fraction of all rounds.
+# A run's training loss is the mean over the last rounds, which are this fraction of all rounds.
 _LAST_ROUNDS = 0.1
-# Groups of metrics.csv with the training losses of domains, the most exact group first.
+# Column groups of metrics.csv with the domains' training losses, the most exact group first.
 _TRAINING_PARTS = ("train", "kept_out", "first_epoch")
 
 
 def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, tuple[str, ...]]:
-    """Returns an algorithm's settings with the baselines of the file or the run that they name.
+    """Replaces the path in an algorithm's settings by the baselines in that file or run.
 
-    The second value is the domains of the file or the run, in order; empty if the settings name
-    neither. Baselines that first require training or counting stay `OWN` or `TRIVIAL`, for
-    `runs.baselines`.
+    Baselines that first require training or counting stay `OWN` or `TRIVIAL`, for `runs.baselines`.
 
     Args:
-        privacy: Privacy of the run, which baselines from its clients' data would break.
+        privacy: Privacy of the run. Private runs reject baselines from their clients' data.
+
+    Returns:
+        The settings, and the domains of the file or run in order; no domains without a path.
     """
     baselines = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
     if not isinstance(baselines, str):
@@ -68,11 +69,11 @@ def check_domain_baselines(names: Sequence[str], domain_names: Sequence[str]) ->
 
 
 def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
-    """Returns the baselines of each domain, by name.
+    """Returns the baseline of each domain, by name.
 
     Args:
         path: A file of baselines, a folder with one, or the folder of a run.
-        losses: "training" or "heldout".
+        losses: Kind of losses to read, "training" or "heldout".
     """
     if path.is_dir() and (path / FILE_NAME).is_file():
         path /= FILE_NAME
@@ -120,9 +121,9 @@ def _run_losses(path: Path, result: Mapping[str, Any], losses: str) -> dict[str,
 
 
 def _last_training_loss(columns: Mapping[str, np.ndarray], name: str) -> float:
-    """Returns a domain's loss of the last rounds; NaN if the run reported none.
+    """Returns a domain's mean training loss in the last rounds; NaN if the run reported none.
 
-    Algorithms that ignore domains report the loss of local training's first epoch.
+    Algorithms that ignore domains report the losses in the first epoch of local training.
     """
     reported = (columns.get(f"{part}/loss/{name}") for part in _TRAINING_PARTS)
     return next((_last_mean(values) for values in reported if values is not None), math.nan)

@@ -1,8 +1,8 @@
 """Baselines of excess losses computed before training: baseline runs, and trivial predictors.
 
 A baseline run is FedAvg on a single domain's examples, with the given settings and as many passes
-over them as in the shared run. It stops early: its baseline is its loss after the round with the
-best loss on the domain's held-out examples. Together, baseline runs cost about one run.
+over them as in the shared run. It is stopped early: the baseline is the loss after the round with
+the lowest loss on the domain's held-out examples. Together, baseline runs cost about one run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EVALUATIONS = 20
 # With fewer clients, or fewer held-out examples, a domain has no separate baseline run.
 MIN_CLIENTS, MIN_HELDOUT = 2, 10
 _TRIVIAL_LABELS = "classes, numbers or texts"
-# Number of outputs, or made-up outputs, from which their range and the kind of loss are determined.
+# Number of sample outputs that determine the range of a model's outputs and the kind of its loss.
 _PROBES = 32
 
 
@@ -67,7 +67,7 @@ def with_baselines(
     load_task: Optional[Callable[[RunSettings], Task]] = None,
     show_progress: bool = True,
 ) -> list[RunSettings]:
-    """Returns the runs with numbers as baselines; computes requested baselines first.
+    """Computes the baselines that runs request, and returns the runs with these numbers.
 
     Runs whose baseline runs would only differ in the seed share the first run's baselines.
 
@@ -75,8 +75,8 @@ def with_baselines(
         folder: Parent folder of the baseline runs, which are in baselines/, then baselines/2/ and
             so on.
         stop: Records the signals that request a stop; baseline runs can resume.
-        load_task: Returns the task of a run, evaluated on held-out clients; None to use the task's
-            held-out split.
+        load_task: Called with settings; returns the task, evaluated on held-out clients. None for
+            the task's held-out split.
     """
     made: list[tuple[Any, Path]] = []
     printed: set[str] = set()
@@ -230,7 +230,10 @@ def _check_all_there(task: Task, totals: np.ndarray) -> None:
 def _domain_reference(
     reference: RunSettings, num_clients: int, num_domain_clients: int
 ) -> RunSettings:
-    """Returns a domain's baseline run, with as many passes over its clients as the shared run."""
+    """Returns the settings of a domain's baseline run.
+
+    It makes as many passes over the domain's clients as the shared run.
+    """
     config = reference.config
     cohort = min(config.clients_per_round, num_domain_clients)
     rounds = math.ceil(
@@ -314,7 +317,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
 
     For a cross-entropy it is the entropy of the labels, and for a language model the loss of the
     best unigram model. Both are computed from counts, as are the losses of mixed distributions. For
-    any other loss the constant is found numerically. Regularizers do not count.
+    any other loss the constant is found numerically. Regularizers are ignored.
 
     Args:
         model: The model; its loss and labels determine the kind of predictor.
@@ -418,10 +421,10 @@ def _unigram_loss(
     expected_length: Optional[float],
     sentences: Sequence[np.ndarray],
 ) -> float:
-    """Returns the mean loss of the best distribution of words.
+    """Returns the mean loss per sentence of the best unigram distribution.
 
     Args:
-        smallest: Counts -> the smallest mean loss of one word.
+        smallest: Called with counts of words; returns the smallest mean loss of a word.
         expected_length: See `SentenceLoss`.
         sentences: Ids of words, int [n, T] each; 0 is padding.
     """

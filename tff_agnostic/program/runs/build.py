@@ -1,4 +1,4 @@
-"""The parts of a run: data, model, algorithm, sums, noise, evaluations."""
+"""Builds the parts of a run: data, model, algorithm, aggregation, noise and evaluations."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class RunParts:
         privacy: Noise and account of a private run; None for other runs.
         summed: Aggregation of the clients' outputs, including any noise.
         training: Executes the rounds.
-        train: Clients of the rounds: the task's clients, or their pooled examples.
+        train: Training clients: the task's clients, or their pooled examples.
         initial: The state before the first round.
         quantities: Descriptions of the quantities that rounds report, including the spent privacy.
-        evaluations: Evaluates the models in the rounds that are due.
+        evaluations: Evaluates the models after the rounds in which an evaluation is due.
         rows: Rows of metrics.csv.
     """
 
@@ -126,7 +126,7 @@ def run_parts(
     remarks += [] if is_private else rare_domains(task, spec)
     if config.pooled:
         remarks.append(pooled_examples(len(task.train.client_ids), config.clients_per_round))
-    # The initial model may be missing by now.
+    # The file of the initial model may be missing by now: use the folder's copy.
     begun = with_saved_start(saved, spec)
     algorithm = build_algorithm(begun, task)
     fingerprint = begun.fingerprint(task)
@@ -174,10 +174,7 @@ def run_parts(
 
 
 def check_readable(clients: ClientDataset, max_clients: int) -> None:
-    """Reads up to `max_clients` clients, evenly spaced, to raise their errors early.
-
-    Such an error should appear before hours of training.
-    """
+    """Reads up to `max_clients` clients, evenly spaced, so that errors appear before training."""
     ids = clients.client_ids
     for i in np.unique(np.linspace(0, len(ids) - 1, min(len(ids), max_clients)).astype(int)):
         clients.read(ids[i])
@@ -217,9 +214,9 @@ def _evaluations(
 def _clipped(
     task: Task, aggregation: Aggregation, privacy: Optional[PrivateTraining]
 ) -> ReportFields:
-    """Returns the columns of clipped values in evaluations."""
+    """Returns the fields in which evaluations report the number of clipped values."""
     if privacy is not None and privacy.evaluation is not None:
-        # Private evaluations clip values without reporting the clipped ones.
+        # Private evaluations do not report how many values they clip.
         return {}
     bounds = evaluation_bounds(task.model, aggregation.limits)
     return aggregation.quantities(bounds).get("clipped", {})
@@ -243,13 +240,13 @@ def build_algorithm(spec: RunSettings, task: Task) -> Algorithm:
 
 
 def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
-    """Returns the set Lambda of a run; None if it contains all mixtures.
+    """Returns the set Lambda to which a run restricts lambda; None if it contains all mixtures.
 
     The centre of a ball is the training mixture of `task`.
     """
     options = spec.algorithm
     if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
-        # The worst of all mixtures is a single domain.
+        # The worst one of all mixtures is a single domain, whose loss is reported anyway.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
     with flags_in_errors(options):
@@ -257,7 +254,7 @@ def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
 
 
 def training_examples(task: Task) -> np.ndarray:
-    """Returns the number of training examples of each domain, [p]; estimated for many clients."""
+    """Returns the number of training examples per domain, [p]; an estimate for many clients."""
     return domain_counts(task.train, task.num_domains, MAX_READS)
 
 
@@ -288,7 +285,7 @@ def _expected_in_round(spec: RunSettings, task: Task, counts: np.ndarray) -> tup
 
 
 def _as_summed(spec: RunSettings, task: Task) -> ClientDataset:
-    """Returns the training clients with their first --limit_examples examples."""
+    """Returns the training clients, each with only its first --limit_examples examples."""
     for part in (spec.privacy, spec.update_aggregator, spec.aggregation):
         if isinstance(part, LimitedOptions):
             return FirstExamples(task.train, part.limit.examples)
@@ -318,7 +315,7 @@ def data_remarks(task: Task, config: RunConfig, kept_out: float = 0.0) -> list[R
 
 
 def rare_domains(task: Task, spec: RunSettings) -> list[Remark]:
-    """Returns warnings about domains in few rounds, if lambda follows the domains' losses."""
+    """Returns warnings about domains that are in few rounds; none if lambda ignores losses."""
     counts, config = training_counts(task).counts, spec.config
     if counts is None or not moves_lambda(spec.algorithm):
         return []
@@ -348,16 +345,15 @@ class SplitCounts:
     """Number of clients and examples in a split.
 
     Attributes:
-        num_clients: Number of clients.
-        counts: Examples of each client and domain, int64 [clients, p]; None if they are unknown,
-            and the clients are too many to read.
+        counts: Number of examples per client and domain, int64 [clients, p]; None if the store has
+            no counts and there are too many clients to read.
     """
 
     num_clients: int
     counts: Optional[np.ndarray]
 
     def to_json(self, domain_names: Sequence[str]) -> dict[str, Any]:
-        """Returns clients and examples of each domain by name; null if they are unknown."""
+        """Returns the number of clients, and each domain's counts by name (null if unknown)."""
         domains = None
         if self.counts is not None:
             examples, clients = self.counts.sum(axis=0), (self.counts > 0).sum(axis=0)
@@ -390,7 +386,8 @@ def model_to_start_from(path: Optional[Path], model: Model, trust: bool = False)
     """Returns a model with initial weights from a file.
 
     Args:
-        path: A .keras or .h5 file, or a checkpoint, whose main model is used; None keeps the model.
+        path: A .keras or .h5 file, or a checkpoint, whose main model is used. None returns `model`
+            unchanged.
         trust: Whether a Keras file may run code.
     """
     if path is None:

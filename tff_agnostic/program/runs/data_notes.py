@@ -1,4 +1,4 @@
-"""Warnings about the clients of a run, which its page states first."""
+"""Warnings about a run's clients, which the run's page shows first."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FEW_ROUNDS = 0.5
 # Minimum increase of a domain's fraction of rounds for which a flag is recommended.
 _GAIN = 0.05
 
-# A client dominates a domain with this share of its examples, if that is also this many times an
-# equal part.
+# A client dominates a domain with at least this share of the domain's examples, if its share is
+# also at least this many times an equal share.
 _LARGE_SHARE = 0.25
 _TIMES_EQUAL = 3.0
 _MAX_NAMES = 5
@@ -65,7 +65,7 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
 
     Args:
         sizes: Examples of each client, [clients].
-        max_examples: Largest number of used examples of a client; None for all.
+        max_examples: Maximum number of examples that a client uses; None for all.
         where: The split of the clients, such as "train".
     """
     if max_examples is None:
@@ -94,11 +94,11 @@ def examples_beyond(sizes: np.ndarray, max_examples: Optional[int], where: str) 
 def expected_kept_out(sizes: np.ndarray, share: float) -> np.ndarray:
     """Returns the expected number of examples that each client holds out of training.
 
-    A share of n is rounded up or down at random, but never to all of n.
+    A client's share of its n examples is rounded up or down at random, but never up to n.
 
     Args:
         sizes: Examples of each client, [clients].
-        share: In [0, 1); see `computations.Holdout`.
+        share: Fraction to hold out, in [0, 1); see `computations.Holdout`.
     """
     n = sizes.astype(np.float64)
     expected: np.ndarray = np.where(
@@ -115,7 +115,7 @@ def examples_kept_out(
     Args:
         sizes: Examples of each training client, [clients].
         kept_out: Fraction that each client holds out, in [0, 1); see `computations.Holdout`.
-        max_examples: Largest number of used examples of a client; None for all.
+        max_examples: Maximum number of examples that a client uses; None for all.
     """
     if not kept_out:
         return []
@@ -160,9 +160,9 @@ def rarely_present(
     Args:
         counts: Examples of each training client and domain, int [clients, p].
         sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
-        clients_per_round: c.
-        without_it: Predicate of the sentence about lambda in a round without the domain.
-        ways: Further advice, besides having the domain in more rounds.
+        clients_per_round: Number of clients c in a round.
+        without_it: Change of lambda in a round without the domain, such as "stays as it is".
+        ways: Advice other than having the domain in more rounds.
     """
     presence = expected_presence(counts, sampling, clients_per_round)
     num_holders = np.sum(counts > 0, axis=0)

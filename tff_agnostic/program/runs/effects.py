@@ -30,9 +30,10 @@ NEEDS: Needs = {
     "lambda_baselines": ("lambda_update", _MOVING),
     "lambda_baseline_losses": ("lambda_update", _MOVING),
 }
-# At level 1 every client trains.
+# Flags without effect if theta is 1: then every client trains.
 _THRESHOLD_FLAGS = ("boundary", "threshold")
-# At level 1 lambda moves to the training mixture whatever the losses, and starts there by default.
+# Flags without effect if the CVaR level is 1: lambda then moves to the training mixture, whatever
+# the losses are, and starts there by default.
 _CVAR_FLAGS = ("lambda_absent", "lambda_baselines")
 
 
@@ -49,7 +50,7 @@ def check_effect(flag: str, run: RunSettings) -> None:
 
 
 def _ignored_by_level(flag: str, algorithm: Any) -> Optional[str]:
-    """Returns the choice that ignores a setting and what the setting needs; None if it is used."""
+    """Returns the end of the message "--FLAG has no effect ..."; None if the setting is used."""
     if isinstance(algorithm, DeltaFlOptions):
         if flag in _THRESHOLD_FLAGS and algorithm.theta == (1.0,):
             return "with --theta=1: it needs a level below 1"
@@ -78,9 +79,8 @@ def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[str]:
 
 
 def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[str]:
-    # Private updates are clipped by their norm. The bound of a coordinate only determines the
-    # rounding of secure sums without noise of the clients, and possibly bounds of a user's
-    # algorithm.
+    # Private updates are clipped by their norm. The bound of a coordinate only determines how
+    # secure sums are rounded if clients add no noise, and possibly bounds of a user's algorithm.
     rounds = config.aggregation == "secure" and config.privacy != "distributed"
     if flag != "limit_update" or config.privacy == "none" or rounds:
         return None

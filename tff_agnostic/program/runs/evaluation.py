@@ -22,10 +22,10 @@ Reports = Mapping[str, EvaluationReport]
 
 
 class Evaluations(Observer):
-    """Evaluates the models of a run in the rounds that are due.
+    """Evaluates the models of a run after the rounds in which an evaluation is due.
 
     Args:
-        rounds: Rounds of the run. The evaluation after the last round uses all test clients.
+        rounds: Number of rounds. The evaluation after the last round uses all test clients.
         ledger: Ledger of private evaluations; None without noise.
     """
 
@@ -43,7 +43,7 @@ class Evaluations(Observer):
         self._rounds = rounds
         self.ledger = ledger
         noise = evaluator.noise
-        # Digests of the clients of private evaluations, by whether they are all clients.
+        # Digests of the clients in private evaluations on some clients, and on all clients.
         self._evaluated = {
             on_all: "" if noise is None else noise.digest(evaluator.client_ids(on_all))
             for on_all in (False, True)
@@ -67,7 +67,7 @@ class Evaluations(Observer):
         return self._evaluated[round_num == self._rounds] if self.is_due(round_num) else None
 
     def num_due(self, after: int, up_to: int) -> int:
-        """Returns the number of evaluations due after one round, up to another round."""
+        """Returns the number of evaluations due in the rounds from `after` + 1 to `up_to`."""
         due = up_to // self._every - after // self._every
         return due + (after < up_to == self._rounds and self._rounds % self._every > 0)
 
@@ -77,8 +77,8 @@ class Evaluations(Observer):
         models = self._algorithm.models(state.algorithm)
         on_all = round_num == self._rounds
         if self._evaluator.noise is not None:
-            # Private evaluations only have a noisy number of non-finite clients, which shows
-            # nothing.
+            # Private evaluations report only a noisy number of non-finite clients, which cannot
+            # show that a model diverged.
             return self._private(state, models, on_all, self._evaluator.noise)
         reports = self._evaluator.evaluate_models(models, on_all, None)
         for report in reports.values():
@@ -89,7 +89,7 @@ class Evaluations(Observer):
     def evaluate_start(self, initial: RunState) -> Optional[EvaluationReport]:
         """Returns the main model's evaluation before the first round, on all test clients.
 
-        None if evaluations are private, as it would be a further release.
+        None if evaluations are private, as this evaluation would be one more release.
         """
         if self._evaluator.noise is not None:
             return None
@@ -102,11 +102,11 @@ class Evaluations(Observer):
         on_all: bool,
         noise: PrivateEvaluation,
     ) -> Reports:
-        """Evaluates with separate noise, and enters the release in the ledger.
+        """Evaluates with the noise of this evaluation, and enters the release in the ledger.
 
-        A repeated evaluation has equal sums and equal noise, so it is the same release. If its sums
-        differ, as on processors that add in no fixed order, it gets the noise of its next attempt,
-        and is a further release.
+        An evaluation repeated after a crash has equal sums and equal noise, so it is the same
+        release. If its sums differ, as on processors that add in no fixed order, another attempt
+        uses other noise, and is one more release.
         """
         assert self.ledger is not None
         round_num, evaluated = int(state.round_num), self._evaluated[on_all]

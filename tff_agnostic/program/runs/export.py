@@ -58,9 +58,9 @@ SIMULATION_SETTINGS = (
 )
 # Further entries of the manifest, for resuming a run.
 OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fingerprint"
-# Entry of an evaluation's manifest.
+# Entry of an evaluation's manifest with the name of the model.
 EVALUATED_MODEL = "evaluated_model"
-# Prefix of the app's own collections; our clients read no others.
+# Prefix of an app's own example collections; our clients read no others.
 _APP_PREFIX = "app:/"
 # Number of clients to read for the value ranges of made-up clients.
 _MAX_READS = 20
@@ -71,12 +71,12 @@ class DeviceSettings(Options):
     """Settings of a fleet that simulations lack; every field is a flag.
 
     Attributes:
-        collection_uri: The example collection to read on a device.
-        client_graph: Graphs for a device: tflite, or both, which adds TensorFlow's graph for
-            clients built to run it, and about doubles the download.
-        max_clients_per_round: With --profile=secure: maximum number of clients in a round; sums of
-            more would wrap around. By default twice --clients_per_round. Each doubling adds one bit
-            to each number that a device sends.
+        collection_uri: URI of the example collection that devices read.
+        client_graph: Graphs for devices: tflite, or both, which adds a TensorFlow graph for clients
+            built to run it, and about doubles the download.
+        max_clients_per_round: With --profile=secure: maximum number of clients in a round; sums
+            over more clients would wrap around. By default twice --clients_per_round. Each doubling
+            adds one bit to each number that a device sends.
     """
 
     collection_uri: str = "app:/examples"
@@ -200,10 +200,10 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
 
 
 def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
-    """Returns the maximum number of clients of a round, which includes conformance rounds."""
+    """Returns the maximum number of clients in any round, including conformance rounds."""
     given = device.max_clients_per_round
     if isinstance(aggregation, DeviceSum):
-        # Sums of more integers could wrap around.
+        # Sums over more clients could wrap around.
         most = max(int(aggregation.noise_clients or aggregation.expected_clients), NUM_CLIENTS)
         if given not in (None, most):
             raise UserError(
@@ -222,8 +222,8 @@ def _options_without_paths(spec: RunSettings) -> dict[str, Any]:
 
 
 def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Optional[int]:
-    # Cut clients as simulations do: first to the used examples of training, then to the summed
-    # ones.
+    # Limit a client's examples as simulations do: in training to --max_examples, then to the
+    # examples that secure sums allow.
     used = config.max_examples if kind == TRAINING else None
     bounds = [used] if used is not None else []
     if aggregation.cuts_clients:
@@ -232,7 +232,7 @@ def _max_examples(kind: str, config: RunConfig, aggregation: Aggregation) -> Opt
 
 
 def summary(manifest: dict[str, Any]) -> str:
-    """Returns an export's summary for its users."""
+    """Returns a summary of an export as text."""
     counts = manifest["bytes_per_client_and_round"]
     rows = []
     for direction in ("down", "up"):
@@ -296,8 +296,8 @@ def write_clients(
 
     Args:
         folder: New or empty folder for one file NAME.tfrecord per client, and cohorts.txt.
-        config: Settings of the run, with its number of rounds.
-        completed: Number of earlier rounds.
+        config: Settings of the run; one cohort is written for each of its rounds.
+        completed: Number of rounds that precede the first cohort.
 
     Returns:
         A line about the written files.

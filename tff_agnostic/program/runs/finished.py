@@ -28,7 +28,7 @@ class FinishedRun:
 
     Attributes:
         path: Folder of the run.
-        table: The final evaluation of its main model as text, with the weights of the domains.
+        table: Final evaluation of the main model as a text table, with the domains' weights.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class FinishedRun:
         """Returns a trained model from the run's folder model/.
 
         Args:
-            name: Name of the model, for runs with a family or an ensemble.
+            name: Name of the model, for runs that trained several models.
             custom_objects: Classes of the user's layers in the model, by name.
             trust: Whether the model may run code, such as Lambda layers.
         """

@@ -68,10 +68,10 @@ class FleetPrivacy(NamedTuple):
     """The privacy of an export.
 
     Attributes:
-        aggregation: Sums with noise.
+        aggregation: Aggregation with noise.
         noise: The fleet's noise, for the manifest.
-        restore: Called with the initial state; returns the state to start from, whose key differs
-            from the fleet's.
+        restore: Called with the initial state; returns the state from which the fleet starts. Its
+            noise key is not the fleet's.
         evaluation_changes: Fields of `EvaluationMetrics` to replace.
     """
 
@@ -121,14 +121,14 @@ def _node_privacy(
 ) -> FleetPrivacy:
     """Returns the privacy of an export whose nodes add the noise.
 
-    The epsilons hold against the server. It selects the nodes, so only the nodes' own coins count
-    as sampling.
+    The epsilons hold against the server. The server selects the nodes, so only random choices of
+    the nodes themselves count as sampling.
     """
     privacy = _privacy(spec, task, algorithm)
     simulated = privacy.aggregation()
     assert isinstance(simulated, DistributedDpSum)
     fields = {field.name: getattr(simulated, field.name) for field in dataclasses.fields(simulated)}
-    # The state's noise may be for fewer rounds than the run has now.
+    # Use the state's noise, which may be computed for fewer rounds than the run has now.
     fields["noise_multiplier"] = float(trained(simulated).aggregations[0].noise_multiplier)
     aggregation = DeviceSum(**fields)
     run_noise, rounds = run_noisy_cohorts(spec, task), spec.config.rounds
@@ -263,7 +263,7 @@ def _privacy(spec: RunSettings, task: Task, algorithm: Algorithm) -> PrivateTrai
 
 def _guarantee(privacy: PrivateTraining, rounds: int) -> Callable[[RunState], dict[str, Any]]:
     def guarantee(state: RunState) -> dict[str, Any]:
-        # Keep the noise of the training run, whatever the flags.
+        # Keep the noise of the training run, whatever the flags are now.
         privacy.resume_from(state)
         return privacy.statement(rounds).to_dict()
 

@@ -1,12 +1,12 @@
 """The folder of a run: reading, locking, checking, writing.
 
 The folder contains digests of the files and the code of the training, and a copy of the initial
-model, as that may be a checkpoint that its own run deletes. Both are written before config.json,
-which marks the folder as a run's.
+model, which may be a checkpoint that another run deletes later. Both are written before
+config.json, which marks the folder as a run's.
 
-Checkpoints contain the settings of their training. They are compared with config.json, as users may
-edit it, or copy checkpoints of another run with equal shapes. Settings are stored as values, so
-that a message can name the setting and the value to restore.
+Checkpoints contain the settings of their training, which are compared with config.json: users may
+edit that file, or copy checkpoints from another run with equal shapes. Checkpoints store the values
+of settings, so that a message can name the setting and the value to restore.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ FINGERPRINT = "fingerprint.json"
 # Setting with the initial model; also the name of its digest and of its copy.
 INITIAL_MODEL = "initial_model"
 _BLOCK = 1 << 20
-# A killed process keeps its locks until its memory is freed.
+# Seconds to wait for a lock: a killed process keeps its locks until its memory is freed.
 _PATIENCE_SECONDS = 3.0
-# Parts of `Checkpoint.trained_with`.
+# Keys of `Checkpoint.trained_with`.
 _SETTINGS, _FINGERPRINT = "settings", "made_of"
 # Maximum number of settings to list about a checkpoint of another run.
 _MAX_SETTINGS = 5
@@ -144,7 +144,7 @@ class RunFolder:
             The folder's run; None if it has none. See `check`.
         """
         with self.locked():
-            # Check again under the lock: another process may have been faster.
+            # Check again under the lock: another process may have started a run meanwhile.
             yield self.check(spec, resume)
 
     @contextlib.contextmanager
@@ -163,8 +163,8 @@ class RunFolder:
         """Writes config.json, which marks the folder as a run's.
 
         Args:
-            fingerprint: `RunSettings.fingerprint`.
-            execution: Runtime settings of its rounds that can change last bits.
+            fingerprint: Result of `RunSettings.fingerprint`.
+            execution: Runtime settings that can change last bits of the results.
         """
         is_new = not self.config.exists()
         write_fingerprint(self.path, fingerprint, spec.config.initial_model, is_new)
@@ -228,7 +228,7 @@ class SavedRun:
             raise UserError(f"{config}: {e}") from e
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Checks that a checkpoint has the settings and the parts of the folder's run."""
+        """Checks that a checkpoint has the settings and the digests of the folder's run."""
         settings = checkpoint.trained_with.get(_SETTINGS)
         if settings is None:
             raise UserError(
@@ -256,10 +256,11 @@ class SavedRun:
     def check_fingerprint(
         self, fingerprint: Mapping[str, str], others: Collection[str] = ()
     ) -> None:
-        """Checks that a run has the same parts as this one, such as data and code.
+        """Checks by digests that a run has the data, the code and the other parts of this run.
 
         Args:
-            fingerprint: `RunSettings.fingerprint`, or `Task.fingerprint` without an algorithm.
+            fingerprint: Digests of the run: `RunSettings.fingerprint`, or `Task.fingerprint`
+                without an algorithm.
             others: Names of parts that may differ, such as the examples.
         """
         saved, path = self.fingerprint, self.folder.path
@@ -326,7 +327,7 @@ def _label(name: str) -> str:
 def changes(
     saved: Optional[SavedRun], spec: RunSettings, execution: Mapping[str, Any]
 ) -> list[str]:
-    """Returns a note for each change of a resumed run that its user should know.
+    """Returns a note for each change of a resumed run that affects its results.
 
     Args:
         saved: The folder's run; None if it has none.
@@ -344,9 +345,10 @@ def changes(
 
 
 def with_saved_start(saved: Optional[SavedRun], spec: RunSettings) -> RunSettings:
-    """Returns a resumed run that starts from the folder's copy of its initial model.
+    """Returns the settings of a resumed run with the folder's copy as the initial model.
 
-    If the run names another file, that file's content is compared instead.
+    If the run names another file than before, the settings stay unchanged: the content of that file
+    is compared later.
     """
     model = spec.config.initial_model
     if saved is None or model is None or str(model) != saved.flags.get(INITIAL_MODEL):
@@ -385,7 +387,7 @@ def write_fingerprint(
     """Writes a run's fingerprint, and a copy of its initial model, into its folder.
 
     Args:
-        fingerprint: `RunSettings.fingerprint`.
+        fingerprint: Result of `RunSettings.fingerprint`.
         initial_model: File that the run starts from; None if there is none.
         is_new: Whether the folder has no config yet; a killed run's leftovers are then removed.
     """
@@ -429,7 +431,7 @@ def _has_digest(copy: Path, fingerprint: Mapping[str, str]) -> bool:
 
 
 def _fingerprint(folder: Path) -> dict[str, str]:
-    """Returns the digests in a folder; empty if the file is missing or not ours."""
+    """Returns the digests in a folder's fingerprint.json; empty if it is missing or invalid."""
     try:
         digests = read_json(folder / FINGERPRINT)
     except UserError:
@@ -438,7 +440,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 
 
 def find_checkpoint(path: Path) -> tuple[SavedRun, Checkpoint]:
-    """Returns a checkpoint with its run; for a folder, its newest checkpoint."""
+    """Returns a checkpoint file, or the newest checkpoint of a folder, with its run."""
     is_folder, folder = path.is_dir(), checkpoint_folder(path)
     checkpoint = newest_checkpoint(folder.checkpoints) if is_folder else read_checkpoint(path)
     saved = folder.saved()
@@ -466,7 +468,7 @@ def trained_with(
     """Returns the settings and digests of a run for its checkpoints.
 
     Args:
-        fingerprint: `RunSettings.fingerprint`.
+        fingerprint: Result of `RunSettings.fingerprint`.
     """
     paths = path_flags(spec)
     settings = {
@@ -475,7 +477,7 @@ def trained_with(
         # A file may have moved, but a run without the file differs from a run with it.
         if name not in CHANGEABLE_ON_RESUME and (name not in paths or value is None)
     }
-    # A task may read a folder without a flag.
+    # A task may find its folder without the flag.
     settings.pop("data_dir", None)
     if is_user_file(spec.config.algorithm):
         # The fingerprint has a digest of the file's content.

@@ -25,7 +25,7 @@ from tff_agnostic.program.options.flags import NONE
 
 # A domain with a lambda below this fraction of 1 / p has nearly no weight.
 _NEAR_ZERO = 0.25
-# Fraction of the rounds, the last ones, in the mean of lambda.
+# The final lambda is the mean over the last rounds, which are this fraction of all rounds.
 _LAST_ROUNDS = 0.1
 # A loss is implausible above this multiple of an uninformed model's loss.
 _ABSURD = 10.0
@@ -38,7 +38,7 @@ def moves_lambda(algorithm: Any) -> bool:
 
 
 def keeping_absent(algorithm: LambdaOptions) -> list[str]:
-    """Returns the advice to keep lambda of absent domains; empty if the run does so already."""
+    """Returns the advice to freeze lambda of absent domains; empty if the run already does."""
     return [] if algorithm.lambda_.absent == FREEZE else ["--lambda_absent=freeze keeps it"]
 
 
@@ -57,10 +57,10 @@ def last_lambda(
 def weightless_domains(
     lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
 ) -> dict[str, float]:
-    """Returns lambda of the domains whose lambda is near 0, unless it started there.
+    """Returns the domains whose lambda has fallen to nearly 0, with lambda by name.
 
     Args:
-        lambda_: lambda after the last round, [p].
+        lambda_: Final lambda, [p]; see `last_lambda`.
     """
     limit = _NEAR_ZERO / len(domain_names)
     given = algorithm.lambda_.initial or (1.0,) * len(domain_names)
@@ -126,7 +126,7 @@ def absurd_losses(
     Args:
         end: Loss of each domain after the last round; NaN without examples.
         limit: Loss of an uninformed model.
-        what: Name of that model.
+        what: Description of the uninformed model, for the message.
     """
     beyond = {name: loss for name, loss in end.items() if loss > _ABSURD * limit > 0}
     if not beyond:
@@ -239,8 +239,8 @@ def remarks_at_end(
 
     Args:
         report: Evaluation of the main model after the last round.
-        evaluate_start: Evaluates the model before the first round, if that is needed; returns None
-            if it is not allowed.
+        evaluate_start: Called if the initial model's evaluation is needed; returns it, or None if
+            the run must not evaluate the initial model.
     """
     names, end = list(report.domains), _losses(report)
     remarks = []
@@ -260,7 +260,7 @@ def remarks_at_end(
             remarks += baselines_above_losses(dict(zip(names, numbers)), largest)
     rates = [f"--{s}" for s in settings if s in ("client_learning_rate", "server_learning_rate")]
     if settings.get("private_evaluation", NONE) == NONE:
-        # A noisy count is hardly ever 0.
+        # Ignore noisy counts, which are hardly ever 0.
         remarks += unknown_losses(end, int(report.clients.get("non_finite", 0)), rates)
     classes, first = chance_loss(model), first_round_loss(columns, values)
     if classes is not None:

@@ -17,7 +17,7 @@ from tff_agnostic.tasks.stored import SplitOptions
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
 _STORE_OPTIONS = {"test_split": HELDOUT_SPLIT}
-# Divides the training clients, so that the other splits remain unseen.
+# Option that evaluates on a part of the training clients, so that other splits remain unseen.
 _DIVISION = "train_share"
 
 
@@ -75,7 +75,7 @@ def check_store(path: Optional[Path]) -> None:
 
 
 def check_heldout(task: Task, name: str) -> None:
-    """Raises a `UserError` if a loaded task is not evaluated on held-out examples."""
+    """Checks that a loaded task is evaluated on held-out examples."""
     if task.test_split != HELDOUT_SPLIT:
         raise UserError(
             f"--task={name}: expected to choose settings by the {HELDOUT_SPLIT} split, found "

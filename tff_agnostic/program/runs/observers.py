@@ -32,10 +32,10 @@ from tff_agnostic.runtimes.runtime import Runtime, Training
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 from tff_agnostic.training.loop import FinishedRound, Observer
 
-# Lines of progress of a whole run, without a terminal for a bar.
+# Number of progress lines per run if there is no terminal for a bar.
 _NUM_LINES = 20
 _OVERALL = "all"
-# Bytes of a folder's name, with space for a number: file systems allow 255.
+# Maximum bytes of a folder's name without its number: file systems allow 255 in total.
 _MAX_RUN_NAME_BYTES = 200
 
 
@@ -92,7 +92,7 @@ class Checkpoints(Observer):
             self._folder.save(0, state, self._private.models(state.algorithm))
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Saves the state of a round that is due."""
+        """Saves the state if a checkpoint is due after the round, or if the run stops."""
         is_due = finished.num % self._every == 0 or finished.num == finished.last
         if is_due or finished.stop:
             self._history.sync()
@@ -100,7 +100,7 @@ class Checkpoints(Observer):
 
 
 class Progress(Observer):
-    """A bar with round, worst domain, its loss and weight; lines without a terminal.
+    """Shows round, worst domain, its loss and its weight in a bar, or in lines without a terminal.
 
     Args:
         runtime: Executes the rounds; its events are shown.
@@ -169,8 +169,8 @@ def progress_text(
 ) -> str:
     """Returns a line about a round: the domain with the largest loss, its loss and its weight.
 
-    A domain without examples in the round has no loss. Without losses of domains in the report the
-    line has the first reported number; without one it is empty.
+    Domains without examples in the round are ignored. If the report has no losses of domains, the
+    line has the first number in the report, or is empty.
     """
     pairs = list(paired(quantities, report))
     with_role = {quantity.role: (quantity, value) for quantity, value in pairs}
@@ -202,8 +202,8 @@ class TensorBoard(Observer):
     """Writes the rows of metrics.csv as scalars.
 
     A quantity's name is its tag, in a TensorBoard run per domain; quantities without domains are in
-    the run "all". Event files of earlier parts of the run are replaced, so that rounds repeated
-    after a crash do not appear twice.
+    the run "all". A resumed run rewrites the event files from the first round, so that rounds
+    repeated after a crash do not appear twice.
     """
 
     def __init__(self, folder: Path, history: History) -> None:
@@ -292,10 +292,10 @@ def _summary(values: Mapping[str, float]) -> Any:
 
 
 def _run_names(domain_names: Iterable[str]) -> dict[Optional[str], str]:
-    """Returns the TensorBoard run, a folder's name, of each domain and of all domains together."""
+    """Returns the folder name of each domain's TensorBoard run; None maps to the run "all"."""
     names: dict[Optional[str], str] = {None: _OVERALL}
     for domain in domain_names:
-        # Names without slashes, and not "..".
+        # A folder's name must have no slash, and must not be "..".
         plain = re.sub(r"[^\w.+-]+", "_", domain).lstrip(".") or "_"
         name = base = plain.encode()[:_MAX_RUN_NAME_BYTES].decode(errors="ignore")
         number = 1

@@ -1,4 +1,4 @@
-"""The options of runs, and the parts of a run that have them."""
+"""Options of runs, and the registries of the parts of a run that have options."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PRESETS: Registry[str] = Registry(
         PAPER: "the algorithm or figure of the paper to the letter",
     },
 )
-# Options that may change when a run is resumed, with a sentence about its earlier rounds.
+# Options that may change when a run is resumed, with the effect to report; "" for no effect.
 CHANGEABLE_ON_RESUME: Mapping[str, str] = {
     "runtime": "numbers may differ in their last bits from those of an uninterrupted run",
     "rounds": "",
@@ -66,45 +66,45 @@ class RunConfig(Options):
         algorithm: Algorithm: its name, or a Python file of yours. Names:
             afl_boost, agnostic_fed_avg, delta_fl, fed_avg, fed_avg_sub, fed_avg_target_only,
             fed_boost, fed_prox, q_ffl, stochastic_afl, term.
-        preset: Source of settings that you do not give. Flags that you give win.
+        preset: Source of the settings that you do not give. Given flags override it.
         runtime: Where rounds run: in this process (cohort), in Ray workers (ray), or in TFF's
             runtime, the reference (tff).
         aggregation: How client updates are summed: in the clear (plain), or so that the server sees
             sums only (secure).
         update_aggregator: Aggregator of tff.learning that averages updates, with --runtime=tff. All
-            other values of training are then in secure sums. No epsilon follows from the noise
-            multiplier of dp: losses and counts have no noise.
+            other values of training are then in secure sums. With dp the run has no epsilon, as
+            losses and counts have no noise.
         privacy: Client-level differential privacy. The server adds noise to every sum (central) or
             to its running sums (tree), or clients add it before a secure sum (distributed).
         initial_model: Start from these weights: a Keras file (.keras, .h5), the newest checkpoint
             of a run's folder, or a checkpoint file.
-        trust: Run code that Keras files of --initial_model and --base_predictors hold, such as
-            Lambda layers. Not stored: give it again to resume, evaluate, save or export the run.
+        trust: Run code in Keras files of --initial_model and --base_predictors, such as Lambda
+            layers. Runs do not store this flag: give it again to resume, evaluate, save or export.
         frozen_layers: Layers that are not trained and whose updates are not sent: names or patterns
             such as block_*, comma-separated.
-        domain_input: Whether the domain of an example is an input of the model, which then needs it
-            wherever it is used: embedding adds a learnt vector of the domain to the scores.
+        domain_input: Use of an example's domain as an input of the model: embedding adds a learned
+            vector per domain to the scores. Such a model needs the domain wherever it is used.
         precision: Number format of layers. Mixed precision is for GPUs and TPUs; weights stay
             float32.
         seed: Random seed of splits, cohorts, weights and shuffling.
-        rounds: T, communication rounds.
-        clients_per_round: c, clients in a round.
-        cohort_sampling: How clients are drawn for a round: without replacement (uniform), with each
-            domain's share (stratified; a client's domain is the domain of most of its examples),
-            each client by itself (poisson), or with a client's rounds as far apart as possible
-            (turns).
+        rounds: Number of communication rounds T.
+        clients_per_round: Number of clients c in a round.
+        cohort_sampling: Sampling of a round's clients: without replacement (uniform), in proportion
+            to the domains (stratified; a client's domain is the domain of most of its examples),
+            each client independently (poisson), or cyclically, with a client's rounds as far apart
+            as possible (turns).
         pooled: Train centrally, as a baseline without federated training. The examples of all
             training clients are in one place, and a round is minibatch SGD on as many of them as
             --clients_per_round clients have on average.
-        max_examples: Maximum number of examples of a training client to use, the first ones.
-        evaluate_every: Rounds between evaluations on the test clients.
-        evaluation_clients: Number of test clients in evaluations between rounds, the same each
-            time; all if not given. The last evaluation uses all.
+        max_examples: Maximum number of examples to use of each training client, the first ones.
+        evaluate_every: Number of rounds between evaluations on the test clients.
+        evaluation_clients: Number of test clients in evaluations between rounds, the same clients
+            each time; all if not given. The evaluation after the last round uses all.
         worst_min_examples: Minimum number of evaluation examples for a domain to count as worst or
             best. Smaller domains are listed only.
         client_percentiles: Percentiles of client values to report, comma-separated, above 0 and
             below 100.
-        checkpoint_every: Rounds between checkpoints.
+        checkpoint_every: Number of rounds between checkpoints.
         keep_checkpoints: Number of newest checkpoints to keep.
     """
 
@@ -159,7 +159,7 @@ RUN_PARTS: Mapping[str, Registry] = {
 
 
 def update_limit_options(config: RunConfig) -> type[Options]:
-    """Returns the options class of the sums alongside an aggregator of updates."""
+    """Returns the options class for the secure sums that accompany an aggregator of updates."""
     return Options if config.update_aggregator is None else LimitedOptions
 
 
@@ -171,9 +171,12 @@ def registered_settings() -> Iterator[tuple[str, str, type]]:
 
 
 def run_flags(files: Iterable[str] = ()) -> FlagTable:
-    """Returns the options of runs by flag: of all registered parts, and of users' algorithms.
+    """Returns the options of all registered parts of runs, and of users' algorithms, by flag.
 
-    Built once per process and set of users' algorithms.
+    The table is built once per process and set of users' algorithms.
+
+    Args:
+        files: Python files of users' algorithms.
     """
     return _run_options(tuple((name, find_algorithm(name).options) for name in files))
 
@@ -203,7 +206,7 @@ def runtime_flags() -> FlagTable:
 
 
 def unused_message(flag: str, config: RunConfig) -> str:
-    """Returns why a given setting has no effect in a run, and what it needs."""
+    """Returns the message that a given setting has no effect in a run, with the choice it needs."""
     option = run_flags().get(flag)
     if option is None or not option.users:
         return f"--{flag} has no effect with --algorithm={config.algorithm}"
@@ -241,7 +244,7 @@ def stored_values(options: Any) -> dict[str, Any]:
 
 
 def paths_in(options: Any) -> dict[str, Any]:
-    """Returns the values of path flags: a path, a tuple of paths, or None."""
+    """Returns the value of each path flag, by flag: a path, a tuple of paths, or None."""
     paths = {}
     for flag in option_flags(type(options)):
         value, files = flag.value_in(options), flag.files_in(options)
@@ -253,10 +256,10 @@ def paths_in(options: Any) -> dict[str, Any]:
 
 
 def resolve_initial_model(path: Path) -> Path:
-    """Returns the file with the initial model, also if the user gives a run's folder.
+    """Returns the file with the initial model; for a run's folder, its newest readable checkpoint.
 
-    A folder stands for its newest readable checkpoint. The other run may delete that checkpoint
-    when it is resumed, so a run that starts from it keeps a copy (`runs.folder`).
+    When that other run is resumed, it may delete the checkpoint. Therefore the new run keeps a copy
+    (see `runs.folder`).
     """
     if path.is_dir():
         try:
@@ -302,10 +305,10 @@ def with_absolute_paths(options: Any) -> Any:
 
 
 def absolute(path: Optional[Path]) -> Optional[str]:
-    """Returns a resolved path, so that all names of a file give the same run."""
+    """Returns a resolved path as a string, so that all names of a file give equal settings."""
     return str(path.resolve()) if path is not None else None
 
 
 def optional_path(text: Optional[str]) -> Optional[Path]:
-    """Returns a setting's path as text; None if it has none."""
+    """Returns the path that a setting contains as a string; None for None."""
     return Path(text) if text is not None else None

@@ -1,4 +1,4 @@
-"""Private training of a run: its settings, and the flags in its guarantee."""
+"""Private training of a run: its cohorts, its planned evaluations, and remarks on its privacy."""
 
 from __future__ import annotations
 
@@ -82,10 +82,11 @@ def check_plan(
     completed: int,
     evaluations: Evaluations,
 ) -> None:
-    """Rejects other evaluations than those for which a budget's noise was computed.
+    """Checks that a resumed run has the evaluations for which its budget's noise was computed.
 
     Args:
-        earlier: Rounds of the resumed run, and rounds between its evaluations; None for a new run.
+        earlier: The resumed run's previous number of rounds, and of rounds between evaluations;
+            None for a new run.
     """
     has_budget = private.evaluation is not None and isinstance(
         getattr(spec.privacy, "private_evaluation", None), BudgetEvaluation
@@ -134,7 +135,7 @@ def _start_flags(spec: RunSettings) -> list[str]:
 
 
 def _released_statistics(task: Task) -> list[str]:
-    """Returns a text about the statistics of training clients that models release."""
+    """Returns one text that lists the statistics of training clients in models; or nothing."""
     inputs = task.inputs
     are_released = {
         "means and deviations": inputs is not None

@@ -1,8 +1,8 @@
 """The ledger of private evaluations.
 
 A release is written to the run's ledger, `releases.jsonl`, before its numbers are shown. A crash
-loses rounds with their rows of metrics.csv, but shown numbers remain known. The account of a
-resumed run therefore counts the ledger's lines instead of rows.
+may lose rows of metrics.csv, but numbers that were shown remain known. The privacy account of a
+resumed run therefore counts the ledger's lines instead of these rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ReleaseLedger:
     """The ledger of one run.
 
     Args:
-        path: The file, which only its owner may read, as its digests are of exact data, such as
-            client ids.
+        path: The file. Only its owner may read it, as it has digests of exact data, such as client
+            ids.
 
     Attributes:
         releases: The releases in order.
@@ -61,8 +61,8 @@ class ReleaseLedger:
         """Enters a release before it is shown, unless its noise was used for other sums.
 
         Returns:
-            False if other sums were released with the same noise, as their difference would be
-            exact. A release entered twice counts once.
+            Whether the release may be shown. False if other sums were released with the same
+            noise, as the difference would be exact. A release entered twice counts once.
         """
         same_noise = [earlier for earlier in self.releases if earlier.place == release.place]
         if not same_noise:
@@ -71,7 +71,7 @@ class ReleaseLedger:
         return all(earlier.sums == release.sums for earlier in same_noise)
 
     def evaluations(self) -> set[tuple[int, str]]:
-        """Returns the round and `evaluated` of each release."""
+        """Returns the pair (round, `Release.evaluated`) of each release."""
         return {(r.round_num, r.evaluated) for r in self.releases}
 
     def _content(self) -> str:

@@ -232,7 +232,7 @@ def model_card(
         TABLE: inputs_json(task.inputs, task.class_names, task.words),
         "parameters": task.model.num_parameters,
         "settings": flags_without_folders(spec),
-        # Digests of the vocabulary, the code and, of runs without privacy, the data.
+        # Digests of the vocabulary, the code and, in runs without privacy, the data.
         "trained_with": read_json(folder.fingerprint) if folder.fingerprint.exists() else {},
         "result": result,
         "files": [{**dataclasses.asdict(file), "about": dict(file.about)} for file in saved],
@@ -241,7 +241,7 @@ def model_card(
 
 
 def saved_line(file: SavedFile) -> str:
-    """Returns a line on a file: its size, and how its predictions differ from the run's."""
+    """Returns a line about a saved model: file size, and difference from the run's predictions."""
     check = file.check
     if check is None:
         return f"{file.path}: {file.num_bytes:,} bytes"
@@ -256,7 +256,7 @@ def saved_line(file: SavedFile) -> str:
 
 
 def _cost(check: FileCheck) -> str:
-    """Returns a text on the domain whose metrics change most."""
+    """Returns a text about the domain whose metrics change most."""
     losses = [
         (abs(values["file"] - values["run"]), domain, measure, values)
         for domain, measures in check.domains.items()
@@ -280,7 +280,7 @@ def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
 
 
 def alphas(models: Mapping[str, ModelWeights]) -> dict[str, np.ndarray]:
-    """Returns alpha of each model of a run, float32 [q]."""
+    """Returns the mixture weights alpha of each of a run's models, float32 [q], by name."""
     return {name: np.asarray(weights.trainable[0]) for name, weights in models.items()}
 
 
@@ -293,7 +293,7 @@ def write_alphas(folder: Path, model: EnsembleModel, by_model: Mapping[str, np.n
 
 
 def alpha_table(model: EnsembleModel, by_model: Mapping[str, np.ndarray]) -> str:
-    """Returns a table of the predictors that weigh most in the main model."""
+    """Returns a table of the predictors with the largest alpha in the main model."""
     order = _by_weight(by_model)
     rows = [[model.names[k], *(alpha[k] for alpha in by_model.values())] for k in order[:_SHOWN]]
     left = order[_SHOWN:]

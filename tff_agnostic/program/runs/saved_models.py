@@ -1,4 +1,4 @@
-"""Models of a run's checkpoint, saved for other programs, with a model card."""
+"""Saves the models of a run's checkpoint for other programs, with a model card."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Complete settings of a run, as flags and as JSON, and differences of two runs.
+"""Complete settings of a run, as flags and as JSON, and the differences between two runs.
 
-Options share one name space of flags. This module rejects a given flag that no chosen part of the
-run has, as it would have no effect.
+All options of a run share one namespace of flags. This module rejects a given flag that no chosen
+part of the run has, as it would have no effect.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class RunSettings:
         algorithm: Options of the algorithm, an instance of its spec's `options`.
         aggregation: Options of the aggregation.
         privacy: Options of differential privacy.
-        update_aggregator: Limits of the sums alongside an aggregator of updates.
+        update_aggregator: Limits of the secure sums that accompany an aggregator of updates.
         given: Flags that the user gave.
-        baseline_domains: Names of the domains in the baselines' file or run, in order; empty if
-            neither provides them.
+        baseline_domains: Names of the domains in the file or run with the baselines, in order;
+            empty if the baselines come from neither.
     """
 
     task: str
@@ -152,7 +152,7 @@ class RunSettings:
             )
 
     def fingerprint(self, task: Task) -> dict[str, str]:
-        """Returns digests of the run's data, model and code; complete after the run was built.
+        """Returns digests of the run's data, model and code; call it after building the run.
 
         A private run has no digests of its data: someone who knows all other clients could use them
         to verify a guess about one client. Its checkpoints contain a keyed digest instead.
@@ -189,7 +189,7 @@ class RunSettings:
 
 
 def path_flags(spec: RunSettings) -> set[str]:
-    """Returns the flags of a run with paths."""
+    """Returns the names of a run's flags with path values."""
     paths = {*DATA_PATH_FLAGS}
     paths.update(
         flag.name for flag in option_flags(DEFAULTS[spec.task].spec.options) if flag.is_path
@@ -211,7 +211,7 @@ def resolve(
 
     Args:
         inherited: Options of an earlier run, which given flags override.
-        shared: Options shared by several runs; they may lack an effect on this one.
+        shared: Options of several runs; unlike given ones, they may have no effect on this run.
     """
     defaults = DEFAULTS[task]
     # The first layer with a flag determines its value.
@@ -258,7 +258,7 @@ def resolve(
 
 
 def from_flags(flags: Mapping[str, Any]) -> RunSettings:
-    """Returns the settings with these `flags()`.
+    """Returns the settings whose `RunSettings.flags` are these flags.
 
     Raises:
         KeyError: If a flag is missing.
@@ -364,7 +364,7 @@ def based_on(
     data_dir: Optional[Path],
     data: Optional[Path],
 ) -> RunSettings:
-    """Returns a run with an earlier run's settings, except for given ones."""
+    """Returns an earlier run's settings, overridden by the given ones."""
     return resolve(
         earlier.task,
         given,
@@ -388,7 +388,7 @@ def differences(
     """
     saved, current = earlier.flags(), spec.flags()
     free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}
-    # A flag of only one run belongs to another algorithm or aggregation.
+    # Ignore a flag of only one run, which belongs to another algorithm or aggregation.
     names = sorted({*current} & {*saved}, key=lambda name: (name not in _CHIEF, name))
     different = [name for name in names if current[name] != saved[name] and name not in free]
     if {*different} & {*_CHIEF}:
@@ -401,7 +401,7 @@ def differences(
 
 
 def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
-    """Returns a note for each changed setting of a resumed run that its user should know."""
+    """Returns a note for each changed setting of a resumed run that affects its results."""
     saved, current = earlier.settings(), spec.settings()
     return [
         f"--{flag} was {flag_text(saved[flag])} until now and is {flag_text(current[flag])}: "
@@ -412,7 +412,7 @@ def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
 
 
 def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
-    """Returns the flags of files with a known content."""
+    """Returns the flags of files whose content the fingerprint of the earlier run contains."""
     flags = {*DATA_PATH_FLAGS} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
 
@@ -420,7 +420,7 @@ def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[s
 def check_clients_per_round(
     config: RunConfig, aggregation: Aggregation, flag: str = "clients_per_round"
 ) -> None:
-    """Checks the clients of a round, or of an evaluation, before or after loading the task."""
+    """Checks that a round, or an evaluation, has enough clients for secure sums."""
     value, least = getattr(config, flag), aggregation.min_clients
     if value is not None and value < least:
         raise UserError(f"--{flag}: expected at least --secure_min_clients={least}, found {value}")
@@ -440,7 +440,7 @@ def check_random_sizes(config: RunConfig, aggregation: Aggregation) -> None:
 
 
 def check_test_clients(task: Task, aggregation: Aggregation) -> None:
-    """Checks that a task can be evaluated."""
+    """Checks that a task has enough test clients for secure sums."""
     num_clients = len(task.test.client_ids)
     if 0 < num_clients < aggregation.min_clients:
         raise UserError(

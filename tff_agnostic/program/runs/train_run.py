@@ -26,7 +26,7 @@ from tff_agnostic.runtimes.options import ExecutionOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
 from tff_agnostic.runtimes.runtime import Runtime
 
-# A path that the caller names.
+# A path as a string or a path object.
 PathName = Union[str, "os.PathLike[str]"]
 
 
@@ -56,7 +56,7 @@ def run_settings(
         data_dir: Folder of raw files, for tasks that read one.
 
     Raises:
-        OptionError: If options are not of the part that `config` names.
+        OptionError: If options do not belong to the part that `config` names.
     """
     kind = DEFAULTS[task].spec.options
     given: dict[str, Any] = {} if config is None else option_values(config)
@@ -127,8 +127,8 @@ def runtime_options(
     Args:
         runtime: Name of the runtime.
         given: Given options, by flag.
-        execution: Earlier execution of a resumed run; see `Runtime.execution`. Its options that may
-            change last bits are kept unless the user gives others.
+        execution: Execution settings of a resumed run so far; see `Runtime.execution`. Settings
+            that may change last bits are kept unless the user gives others.
     """
     kept = {
         f.name: execution[f.name] for f in option_flags(ExecutionOptions) if f.name in execution

@@ -43,7 +43,7 @@ _RATE_FLAGS = "--client_learning_rate or --server_learning_rate"
 
 
 def has_result(path: Path, config: RunConfig) -> bool:
-    """Returns whether a result.json has all rounds of a run, with the run's evaluations."""
+    """Returns whether a result.json covers all rounds, evaluated with the run's settings."""
     if not path.exists():
         return False
     result = read_json(path)
@@ -168,7 +168,7 @@ class TrainingRun:
         yield Checkpoints(self._checkpoints, config.checkpoint_every, history, private)
 
     def _open(self) -> None:
-        """Drops later rows, prints changes of a resumed run, and writes config.json."""
+        """Drops metrics of lost rounds, prints changed settings, and writes config.json."""
         if len(self.parts.rows.history):
             self.parts.rows.history.write()
         execution = self._runtime.execution()
@@ -195,7 +195,7 @@ class TrainingRun:
         return has_result(self._folder.result, self.spec.config)
 
     def _start(self) -> RunState:
-        """Returns the initial state, or the newest checkpoint's; loads rows and account."""
+        """Returns the initial or the newest saved state; loads metrics and privacy account."""
         state = self.parts.initial
         checkpoint = self._checkpoints.load_latest() if self._resume else None
         if self.parts.privacy is not None:
@@ -209,7 +209,7 @@ class TrainingRun:
         if self.parts.privacy is not None:
             self._account_from(self.parts.privacy, state)
             if checkpoint is not None and not self.parts.privacy.accounts_for(self.parts.summed):
-                # A run with more rounds keeps the noise computed for fewer.
+                # A run with more rounds than before keeps the noise computed for fewer rounds.
                 summed = self.parts.privacy.aggregation()
                 training = self._runtime.training(self.parts.algorithm, summed)
                 self.parts = dataclasses.replace(self.parts, summed=summed, training=training)
@@ -218,7 +218,7 @@ class TrainingRun:
     def _check_same_releases(self, checkpoint: Optional[Checkpoint]) -> None:
         """Checks that rounds lost in a crash will be released unchanged when they are repeated.
 
-        Settings, cohorts and runtime settings are unchanged; see `RunFolder`.
+        `RunFolder` and `SavedRun` check settings, cohorts and runtime settings.
         """
         if checkpoint is None and self._folder.metrics.exists():
             raise UserError(
@@ -245,14 +245,15 @@ class TrainingRun:
         earlier = None if self._saved is None else self._saved.last_evaluation
         check_plan(privacy, self.spec, earlier, int(state.round_num), evaluations)
         if ledger is not None:
-            # Check before rows are dropped from metrics.csv.
+            # Rows are dropped from metrics.csv only after these checks.
             ledger.write()
 
     def _evaluate_as_in_one_run(self, state: RunState) -> Optional[Reports]:
-        """Makes the evaluations in rows equal to those of an uninterrupted run.
+        """Makes the evaluations in metrics.csv equal to an uninterrupted run's.
 
-        A shorter run was evaluated after its last round on all test clients; this run may evaluate
-        on fewer clients there, or not at all. All other evaluations stay.
+        If a run is resumed with more rounds, its last round so far was evaluated on all test
+        clients. An uninterrupted run evaluates fewer clients after that round, or none. All other
+        evaluations stay.
         """
         config, completed = self.spec.config, int(state.round_num)
         last, every = (0, 1) if self._saved is None else self._saved.last_evaluation
@@ -265,7 +266,7 @@ class TrainingRun:
         reports = self.parts.evaluations(state)
         self.parts.rows.change_evaluation(completed, reports)
         if self.parts.privacy is not None:
-            # The clients of that evaluation, if there was one, may have been others.
+            # The replaced evaluation may have had other clients.
             self.parts.rows.history.change(completed, self.parts.privacy.account.spent(completed))
         return reports if is_last else None
 
@@ -293,7 +294,7 @@ class TrainingRun:
         )
 
     def table(self, report: EvaluationReport) -> str:
-        """Returns the table of an evaluation with the weights of domains under the run's labels."""
+        """Returns an evaluation as a text table, with the weights of the domains."""
         return evaluation_table(
             report, self.parts.rows.domain_weights(), self.parts.rows.weight_name
         )
@@ -301,7 +302,7 @@ class TrainingRun:
 
 @contextlib.contextmanager
 def _rate_flags() -> Iterator[None]:
-    """Adds the flags of the learning rates to the error about a diverged model."""
+    """Makes the error about a diverged model name the flags of the learning rates."""
     try:
         yield
     except Diverged as e:
