@@ -98,7 +98,7 @@ class LongWork:
         self._show(done)
 
     def within(self, step: int, steps: int, /) -> None:
-        """Shows progress within the current part, of which `step / steps` is done."""
+        """Shows that the fraction `step / steps` of the current part is done."""
         self._show(self._whole + step / steps)
 
     def _show(self, done: float) -> None:

@@ -1,4 +1,4 @@
-"""The papers' experiments: their runs, and the printed results."""
+"""Registry of the papers' experiments, with the results that the papers print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A paper's experiment, and its data."""
+"""Descriptions of the papers' experiments, and the preparation of their data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tff_agnostic.runtimes.runtime import Runtime
 
 # File of base predictors in the folder of an experiment.
 PREDICTORS_NAME = "base_predictors.npz"
-# Headings of the columns of summaries.
+# Headings of the columns with a summary of all domains.
 SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
 # Suffix of columns with a statistic over clients, as in "p10 of clients".
 OVER_CLIENTS = " of clients"
@@ -34,7 +34,8 @@ class PaperTable:
     """A table of a paper.
 
     Attributes:
-        cells: {MEASURE: {METHOD: {COLUMN: text as printed}}}; columns as in `Experiment.columns`.
+        cells: Printed cells, {MEASURE: {METHOD: {COLUMN: TEXT}}}; columns as in
+            `Experiment.columns`.
     """
 
     source: str
@@ -46,17 +47,17 @@ class PaperTable:
 
 
 def printed(columns: Sequence[str], rows: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Returns the cells of a printed table.
+    """Returns the cells of a printed table by method and column.
 
     Args:
-        rows: Cells of each method, separated by bars.
+        rows: Cells of each method in the order of the columns, separated by vertical bars.
     """
     return {row: dict(zip(columns, map(str.strip, text.split("|")))) for row, text in rows.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class UnigramPredictors:
-    """Base predictors by counting; see `base_predictors.counting`."""
+    """Unigram models as base predictors; see `base_predictors.counting`."""
 
     group_by: str
     smoothing: float
@@ -70,7 +71,7 @@ class UnigramPredictors:
         )
 
     def paths(self, folder: Path, trial: int) -> tuple[str, ...]:
-        """Returns the predictors of a trial: one file for all trials."""
+        """Returns the paths of a trial's base predictors: one file, which all trials share."""
         del trial
         return (str(folder / PREDICTORS_NAME),)
 
@@ -91,7 +92,7 @@ class ArmsAsPredictors:
         return f"the models of the rows {', '.join(self.arms)} of the same trial"
 
     def paths(self, folder: Path, trial: int) -> tuple[str, ...]:
-        """Returns the predictors of a trial: folders of runs."""
+        """Returns the paths of a trial's base predictors: the folders of runs."""
         return tuple(str(trial_folder(folder, arm, trial).path) for arm in self.arms)
 
 
@@ -103,15 +104,14 @@ class Experiment:
         arms: The methods, by the names of their folders.
         paper: The paper's table.
         measures: Metrics to tabulate, in order.
-        columns: Domains, summaries and statistics over clients. Further domains of the data follow
-            the listed ones; all examples precede them.
-        curve: The measure whose course over the rounds is drawn for the harder domain.
-        harder_domain: The domain whose course is drawn; FedAvg's worst domain if None.
-        trials: Trials of each method, as in the paper.
-        task_options: Options of the task.
-        raw_data: Import of a folder of raw files; None if the task reads the folder itself, or
-            none.
-        base_predictors: Predictors that methods mix; None if no method does.
+        columns: Columns of the table: domains, summaries, and statistics over clients. The table
+            also has the other domains of the data.
+        curve: Measure to plot over the rounds, in the harder domain.
+        harder_domain: Domain to plot; FedAvg's worst domain if None.
+        trials: Number of trials per method, as in the paper.
+        raw_data: Options of the import of a folder of raw files; None if the task reads the folder
+            itself, or needs no folder.
+        base_predictors: Predictors that methods mix; None if no method mixes predictors.
     """
 
     title: str
@@ -128,7 +128,7 @@ class Experiment:
     base_predictors: Union[UnigramPredictors, ArmsAsPredictors, None] = None
 
     def import_options(self, data_dir: Path, output: Path) -> ImportOptions:
-        """Returns the import that makes the experiment's store of a folder of raw files."""
+        """Returns the options of the import that creates the experiment's store from raw files."""
         assert self.raw_data is not None
         return dataclasses.replace(self.raw_data, input=(str(data_dir),), output=str(output))
 
@@ -142,7 +142,7 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
     """Returns the three methods of every table of Ro et al. 2021.
 
     Args:
-        label: Label of the domain in the table, if it is not its name.
+        label: Label of the target domain in the table; None for its name.
     """
     return {
         "fed_avg": arm("FedAvg", "fed_avg"),
@@ -157,7 +157,7 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
 def store_path(
     experiment: Experiment, data_dir: Optional[Path], data: Optional[Path], folder: Path
 ) -> Optional[Path]:
-    """Returns the training data: the given store, or the store of the raw files in `data_dir`.
+    """Returns the path of the given store, or of the store for the raw files in `data_dir`.
 
     Args:
         data_dir: Folder of raw files, or the folder that the task reads itself.
@@ -176,7 +176,7 @@ def store_path(
 
 
 def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Path]) -> None:
-    """Makes the missing store of the raw files in `data_dir`."""
+    """Imports the raw files in `data_dir` into the store, if the store is missing."""
     if experiment.raw_data is None or data_dir is None or store is None or store.exists():
         return
     if not data_dir.is_dir():
@@ -190,7 +190,7 @@ def prepare(experiment: Experiment, data_dir: Optional[Path], store: Optional[Pa
 def prepare_predictors(
     experiment: Experiment, specs: Sequence[RunSettings], runtime: Runtime, folder: Path
 ) -> None:
-    """Makes the missing file of an experiment's base predictors, if it has one."""
+    """Writes an experiment's file of base predictors, if it needs one that is missing."""
     recipe, path = experiment.base_predictors, folder / PREDICTORS_NAME
     if not isinstance(recipe, UnigramPredictors) or path.exists():
         return

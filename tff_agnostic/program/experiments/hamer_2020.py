@@ -1,9 +1,9 @@
 """FedBoost on the speakers of Shakespeare, and on next-word models of Stack Exchange sites.
 
-The first is section 5.2 of Hamer et al. 2020, figure 5. The paper's data, TFF's Shakespeare of 715
-characters, is replaced by the 299 speakers with words of the 40,000 lines known as tiny
-Shakespeare. The distribution of the words of the complete text is estimated, so training and
-evaluation use the same clients. The second is not an experiment of the paper.
+The first experiment is in section 5.2 of Hamer et al. 2020, figure 5. The paper's data, TFF's
+Shakespeare with 715 characters, are replaced by the 299 speakers in the 40,000 lines known as tiny
+Shakespeare. The experiment estimates the word distribution of the complete text, so training and
+evaluation use the same clients. The second experiment is not in the paper.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _arm(label: str, sampling: str) -> Arm:
         label,
         "fed_boost",
         rounds=300,
-        # All predictors, in every round.
+        # Each client has one predictor, and every round has all of them.
         clients_per_round=_SPEAKERS,
         alpha_learning_rate=0.01,
         predictor_sampling=sampling,
@@ -72,7 +72,7 @@ SHAKESPEARE = Experiment(
 
 _SITES = ("ai", "beer", "matheducators")
 _SHARED: dict[str, Any] = {"clients_per_round": 10, "max_examples": 200, "evaluation_clients": 60}
-# The posts and the model's size are as on the page of questions and answers.
+# Settings of the models that FedBoost and AFLBoost mix.
 _TRAINED: dict[str, Any] = {
     **_SHARED,
     "rounds": 400,

@@ -1,4 +1,6 @@
-"""Digits by writer, section V of Laguel et al. 2021: half of the writers train, half are tested.
+"""Delta-FL on digits by writer, as in section V of Laguel et al. 2021.
+
+Half of the writers are training clients, the other half test clients.
 
 The paper's data, EMNIST-62 of 1730 writers, is replaced by the digits of MNIST's training writers.
 """
@@ -33,7 +35,7 @@ def _printed(mean: str, p90: str) -> dict[str, str]:
 
 
 def _arm(label: str, algorithm: str, **settings: Any) -> Arm:
-    # The page explains their choice; all methods have FedAvg's learning rate.
+    # All methods have FedAvg's learning rate, as in the paper.
     shared: Mapping[str, Any] = {
         "rounds": 200,
         "clients_per_round": 50,

@@ -27,7 +27,7 @@ ADULT = Experiment(
             server_optimizer="adagrad",
             server_learning_rate=0.8,
         ),
-        # The task's domain weights are the domains' shares of the rows.
+        # By default, this task's lambda is each domain's fraction of the rows.
         "uniform": arm(
             "L uniform", "stochastic_afl", lambda_update="fixed", server_learning_rate=3.0
         ),
@@ -147,7 +147,7 @@ TWO_DOMAIN_LM = Experiment(
         punctuation="drop",
         sentences_per_client=30,
         split_by="group",
-        # The table was made with this setting.
+        # The documented table was made with this setting.
         stratify=False,
     ),
 )

@@ -1,4 +1,4 @@
-"""The page of an experiment: the numbers of its methods next to a paper's."""
+"""The page of an experiment: our numbers next to the paper's."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _NOT_NUMBERS = (
     # Paths of predictors that the page describes.
     "base_predictors",
 )
-# Digits of a table next to a paper's: accuracies have one in percent.
+# Decimals of numbers next to a paper's; accuracies, in percent, have one.
 _DECIMALS = 3
 
 
 def page(
     experiment: Experiment, comparison: Comparison, command: str, facts: Sequence[str]
 ) -> Page:
-    """Returns the page, which a terminal shows in part.
+    """Returns the page of an experiment; a terminal shows only the section with the results.
 
     Args:
         facts: Lines about the execution.
@@ -89,7 +89,7 @@ def page(
 
 
 def table(experiment: Experiment, comparison: Comparison, name: str) -> Table:
-    """Returns a measure of each method, with our number and the paper's in each column."""
+    """Returns the table of a measure: a row per method, with our numbers and the paper's."""
     measure = comparison.measures[name]
     columns = _columns(experiment, comparison)
     rows: list[Sequence[Cell]] = []
@@ -107,7 +107,7 @@ def table(experiment: Experiment, comparison: Comparison, name: str) -> Table:
 
 
 def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.Figure:
-    """Returns the measure of the harder domain over the rounds, as figure 1 of Ro et al. 2021."""
+    """Returns the curves of the harder domain over the rounds, like figure 1 of Ro et al. 2021."""
     result = new_figure(WIDTH, 3.6 + LEGEND_ROW * len(experiment.arms))
     domain = harder_domain(experiment, comparison)
     course = Column(tested(comparison.measures[experiment.curve], comparison.split), domain)
@@ -119,7 +119,7 @@ def curve(experiment: Experiment, comparison: Comparison) -> matplotlib.figure.F
 
 
 def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
-    """Returns the domain of the curves: by default FedAvg's worst one."""
+    """Returns the domain of the curves: by default FedAvg's worst domain."""
     if experiment.harder_domain is not None:
         return experiment.harder_domain
     fed_avg = comparison.trials.get("fed_avg") or next(iter(comparison.trials.values()))
@@ -129,7 +129,7 @@ def harder_domain(experiment: Experiment, comparison: Comparison) -> str:
 
 
 def settings_that_differ(specs: Mapping[str, RunSettings], experiment: Experiment) -> list[str]:
-    """Returns a line for each setting in which the runs differ from the experiment's."""
+    """Returns a line for each setting in which the runs differ from the experiment."""
     changes: dict[tuple[str, str, str], list[str]] = {}
     for row, arm in experiment.arms.items():
         usual = resolve(experiment.task, dict(arm.settings), experiment.task_options).flags()

@@ -1,4 +1,4 @@
-"""The command `reproduce`: the trials of a paper's table, next to the paper's numbers."""
+"""The command `reproduce`: makes the trials of a paper's table, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tff_agnostic.program.studies.trainer import RunTrainer
 
 # Flags that the experiment and its methods set.
 _NOT_FLAGS = ("algorithm", "target_domain", "trust")
-# Number of evaluations during a run, enough for a curve.
+# Number of evaluations per run, which is enough to plot a curve.
 _EVALUATIONS = 12
 
 
@@ -50,23 +50,23 @@ class ReproduceOptions(DataOptions):
     """Flags of `reproduce` in addition to the settings of runs.
 
     Attributes:
-        experiment: Experiment to reproduce. emnist: EMNIST-62 with TFF's data; table 6 of Ro et al.
-            2021; mnist_by_writer: EMNIST's digits alone, from mnist_by_writer.npz; the same table;
-            delta_fl: MNIST from mnist_by_writer.npz, half of the writers tested; table I of Laguel
-            et al. 2021, which is of EMNIST-62; stackoverflow: Stack Overflow (TFF's data) or Stack
-            Exchange dumps; table 2 of Ro et al. 2021; spanish_keyboard: folders of Spanish texts by
-            country; table 3 of Ro et al. 2021; adult: UCI Adult (files in --data_dir); table 1 of
-            Mohri et al. 2019; fashion_mnist: IDX files of Fashion-MNIST in --data_dir; table 2 of
-            Mohri et al. 2019; two_domain_lm: folders documents/ and conversations/ with texts;
-            table 3 of Mohri et al. 2019; fedboost_shakespeare: unigram models of the speakers of
-            tiny Shakespeare, mixed; figure 5 of Hamer et al. 2020, which has no numbers;
-            fedboost_stackexchange: a next-word model of each Stack Exchange site, mixed by FedBoost
-            and AFLBoost; no paper's table.
+        experiment: Experiment to reproduce. Table 6 of Ro et al. 2021: emnist (EMNIST-62, TFF's
+            data), mnist_by_writer (digits only, from mnist_by_writer.npz). Table 2 of Ro et al.
+            2021: stackoverflow (TFF's Stack Overflow, or Stack Exchange dumps). Table 3 of Ro et
+            al. 2021: spanish_keyboard (folders of Spanish texts by country). Table I of Laguel et
+            al. 2021, which is for EMNIST-62: delta_fl (digits from mnist_by_writer.npz, half of the
+            writers tested). Table 1 of Mohri et al. 2019: adult (files of UCI Adult in --data_dir).
+            Table 2: fashion_mnist (IDX files of Fashion-MNIST in --data_dir). Table 3:
+            two_domain_lm (folders documents/ and conversations/ with texts). Figure 5 of Hamer et
+            al. 2020, which has no numbers: fedboost_shakespeare (mixes unigram models of the
+            speakers of tiny Shakespeare). Without a paper: fedboost_stackexchange (FedBoost and
+            AFLBoost mix a next-word model per Stack Exchange site).
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
-        trials: Trials of each arm; their seeds are --seed, --seed + 1, and so on. [as in the paper]
-        scale: Multiplies the task's number of rounds, the paper's where it has one; 0.1 is a tenth.
+        trials: Number of trials per method; their seeds are --seed, --seed + 1, and so on. [as in
+            the paper]
+        scale: Factor for the experiment's number of rounds; 0.1 makes a tenth of the rounds.
         output_dir: Folder of all runs. [runs/reproduce-EXPERIMENT-NUMBER, a new one]
-        resume: Keep complete trials and make the others.
+        resume: Resume in --output_dir: keep complete trials, and make the others.
     """
 
     experiment: Annotated[str, OneOf(EXPERIMENTS)] = dataclasses.field(kw_only=True)
@@ -100,7 +100,7 @@ def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None
         print(f"{args.experiment}, {counted(trials, 'trial')} of {arms}: {folder}")
         prepare(experiment, args.data_dir, store)
         prepare_predictors(experiment, next(iter(specs.values())), runtime, folder)
-        # Another process may share the runs: predictors are complete before a method mixes them.
+        # Complete the predictors before a method mixes them: another process may train some.
         predictors = experiment.base_predictors
         first = predictors.arms if isinstance(predictors, ArmsAsPredictors) else ()
         for part in [{arm: specs[arm] for arm in first}, specs] if first else [specs]:
@@ -125,7 +125,7 @@ def _reproduce(given: RunArguments, experiment: Experiment, at: Session) -> None
 def trial_specs(
     given: RunArguments, experiment: Experiment, trials: int, store: Optional[Path], folder: Path
 ) -> dict[str, list[RunSettings]]:
-    """Returns the runs of each method.
+    """Returns the settings of each method's runs.
 
     Args:
         folder: Folder of the trials and of the predictors that methods mix.

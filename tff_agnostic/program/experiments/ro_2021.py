@@ -54,7 +54,8 @@ MNIST_BY_WRITER = dataclasses.replace(
     title="MNIST by writer: high-school and census writers",
     task_options={
         "num_classes": 10,
-        # The paper has 500 high-school and 2900 census writers, the data have 289 of the latter.
+        # Keep the paper's ratio of 500 high-school to 2900 census writers; here are 289 census
+        # writers.
         "high_school_writers": 50,
     },
     raw_data=ImportOptions(
@@ -93,7 +94,7 @@ STACKOVERFLOW = Experiment(
     measures=("perplexity", "in_vocab_accuracy"),
     columns=_POSTS,
     curve="in_vocab_accuracy",
-    # The tables were made with splits by client alone, and with formulas kept.
+    # The documented tables were made with splits by client alone, and with formulas kept.
     raw_data=ImportOptions(format="stackexchange", stratify=False, markup=("math:keep",)),
 )
 # The paper's locales are es-AR, es-419* (some countries of Latin America) and es-US; es-AR is the
@@ -132,9 +133,9 @@ SPANISH_KEYBOARD = Experiment(
         format="text_folders",
         sentences_per_client=30,
         split=("train:0.9", "heldout:0.05", "test:0.05"),
-        # A film's passages are several clients, but all in one split.
+        # The passages of a film are several clients, which must be in the same split.
         split_by="group",
-        # The table was made with this setting.
+        # The documented table was made with this setting.
         stratify=False,
     ),
 )

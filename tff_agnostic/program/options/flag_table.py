@@ -138,7 +138,7 @@ def _is_field(name: str, values: Sequence[str]) -> bool:
     """Returns whether a name is a field of a union's member, such as radius in `ball:radius=0.5`.
 
     Args:
-        values: Parts of the current value, of which the first may name the member.
+        values: Parts of the current value; the first one may name the member.
     """
     member, colon, _ = values[0].partition(":") if values else ("", "", "")
     return bool(colon) and name.strip() in _fields_by_member().get(member, ())

@@ -1,7 +1,7 @@
-"""Claims about differences between a method and another one or a constant predictor, in sentences.
+"""Claims about differences between a method and another method or a constant predictor.
 
-All sentences of a verdict are made here from claims, so that reports of runs and of studies word
-equal results equally. A difference is significant if its 95% interval excludes 0.
+All sentences of verdicts are built here from claims, so that reports of runs and of studies have
+equal sentences for equal results. A difference is significant if its 95% interval excludes 0.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Claim:
         ours: Name of the method that the claim is about.
         theirs: Name of the method or constant predictor that it is compared with.
         group: Name of the group: a domain, `ALL` or the worst domain.
-        before: Value of the other method.
-        after: Value of this method.
-        interval: Interval of the gain, positive if this method is better; None without one.
+        before: Value of the method `theirs`.
+        after: Value of the method `ours`.
+        interval: Interval of the gain, positive if `ours` is better; None without an interval.
         why_no_interval: Reason for a missing interval.
         group_before: Name of the domain of `before`, if the two values are of different domains.
         group_after: Name of the domain of `after`.
@@ -54,12 +54,12 @@ class Claim:
 
     @property
     def gain(self) -> float:
-        """The difference, positive if this method is better."""
+        """The difference, positive if the method `ours` is better."""
         return (1 if self.measure.higher_is_better else -1) * (self.after - self.before)
 
     @property
     def direction(self) -> Optional[int]:
-        """1 if this method is significantly better, -1 if it is worse, 0 if neither.
+        """1 if the method `ours` is significantly better, -1 if it is worse, 0 if neither.
 
         None without an interval.
         """
@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def where(self) -> str:
-        """The group with its preposition."""
+        """The group with a preposition, such as "in NAME"."""
         return f"on {ALL}" if self.group == ALL else f"in {self.group}"
 
     @property
@@ -93,7 +93,7 @@ class Claim:
 
     @property
     def difference(self) -> str:
-        """The value minus the other method's, such as "-1.5 points"."""
+        """The difference `after` - `before`, such as "-1.5 points"."""
         unit = self.measure.unit
         return f"{signed(self.after - self.before, unit, _DECIMALS)}{points(unit)}"
 
@@ -108,7 +108,7 @@ class Claim:
 
     @property
     def qualified_certainty(self) -> str:
-        """The certainty, and whether the difference is not significant."""
+        """The certainty, which starts with "not significant" if the difference is not."""
         return f"{'not significant, ' * (self.direction == 0)}{self.certainty}"
 
     @property
@@ -139,10 +139,10 @@ def sentence(claim: Claim) -> str:
 
 
 def worst_sentences(claims: Sequence[Claim]) -> list[str]:
-    """Returns the sentences about the worst domain, and about the worst one with an interval.
+    """Returns sentences about the worst domain, and about the worst domain with an interval.
 
     Args:
-        claims: A claim for each domain, against all examples.
+        claims: A claim per domain, which compares the domain with all examples.
     """
     ordered = sorted(claims, key=lambda claim: claim.gain)
     measured = [claim for claim in ordered if claim.interval is not None]
@@ -165,15 +165,14 @@ def gain_text(claim: Claim) -> str:
 
 
 def objective_sentence(claim: Claim, clients: str) -> str:
-    """Returns the sentence of a claim about an objective, which names its own group."""
+    """Returns the sentence of a claim about an objective, whose name includes the group."""
     return f"On the {clients}, {claim.named_values}: {gain_text(claim)}."
 
 
 def domain_sentences(claims: Sequence[Claim], worse: str = "") -> list[str]:
-    """Returns the sentences of claims about domains, by direction and the worst first.
+    """Returns sentences about domains: the worse ones, then the better ones, then the others.
 
-    The domains with the largest changes are always named, and so are domains without an
-    interval.
+    The domains with the largest changes are always named.
 
     Args:
         worse: Beginning of the sentence about domains that are worse off; empty for claims against
@@ -235,10 +234,11 @@ def _largest_changes(
 
 
 def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> str:
-    """Returns the text about domains where a model is no better than the most frequent class.
+    """Returns the text about domains where a model is no better than a constant predictor.
 
     Args:
-        worse: Accuracy of the model and of the most frequent class in these domains, by name.
+        worse: Accuracy of the model, and of always answering the most frequent class, by domain.
+        count: Number of all domains.
     """
     listed = [
         f"{short(n)}: {100 * ours:.1f}% against {100 * constant:.1f}%"
@@ -251,7 +251,7 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
 
 
 def few_clients_reason(split: str, clients: float) -> str:
-    """Returns the reason for the missing interval of a group of few effective clients."""
+    """Returns the reason why a group with few effective clients has no interval."""
     return f"too few {split_name(split)} clients for an interval (worth {clients:.1f})"
 
 
@@ -275,7 +275,7 @@ def value_text(value: float, measure: Measure) -> str:
 
 
 def short(name: str) -> str:
-    """Returns a name in one line of limited length."""
+    """Returns a name, shortened to one line of limited length."""
     return short_names([name], _NAME_WIDTH)[0]
 
 

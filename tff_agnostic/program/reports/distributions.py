@@ -1,8 +1,8 @@
-"""Figures of a measure's distribution over domains, the worst on top, and over clients.
+"""Figures of a measure's distribution over domains, with the worst on top, and over clients.
 
-The clients' figures come from sums, which is all that a server has: the fraction of clients up to
-each value, and their mean by number of examples (figures 4 and 5 of Laguel et al. 2021 have a
-histogram, and a dot per client).
+Figures over clients are drawn from sums, as the server has no values of single clients. They show
+the fraction of clients up to each value, and the clients' mean by number of examples. Figures 4 and
+5 of Laguel et al. 2021 show a histogram, and a dot per client.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Series:
 
 
 def worst_first(series: Sequence[Series], higher_is_better: bool) -> list[str]:
-    """Returns the domains by the first series, the worst first and undefined ones last."""
+    """Returns the domains sorted by the first series: the worst first, undefined values last."""
     sign = 1.0 if higher_is_better else -1.0
     first = series[0].by_domain
     return sorted(first, key=lambda name: (math.isnan(first[name].value), sign * first[name].value))
@@ -141,7 +141,7 @@ def domain_figure(
     higher_is_better: bool,
     not_counted: Collection[str] = (),
 ) -> matplotlib.figure.Figure:
-    """Returns the figure of `draw_domains`, with a legend above it."""
+    """Returns a figure drawn by `draw_domains`, with a legend above it."""
     height = domains_height(len(series[0].by_domain), len(series))
     figure = new_figure(WIDTH, height + LEGEND_ROW * len(series))
     axes = figure.subplots()
@@ -152,14 +152,17 @@ def domain_figure(
 
 
 def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.ndarray]:
-    """Returns drawn values [n] and lengths of their error bars [2, n], within possible values."""
+    """Returns the values to draw [n], and the lengths of their error bars [2, n].
+
+    Error bars of shares end at 0% and at 100%.
+    """
     values = _shown([e.value for e in estimates], unit)
     values[~np.isfinite(values)] = np.nan
     low, high = (_shown(ends, unit) for ends in zip(*((e.low, e.high) for e in estimates)))
     if unit is Unit.SHARE:
         low, high = np.maximum(low, 0.0), np.minimum(high, 100.0)
     low, high = values - low, high - values
-    # NaN is not drawn.
+    # matplotlib draws no error bar for NaN.
     errors = np.array([low, high])
     errors[:, ~np.isfinite(errors).all(axis=0)] = np.nan
     return values, np.maximum(errors, 0.0)
@@ -168,14 +171,15 @@ def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.nd
 def client_figure(
     name: str, unit: Unit, rows: Mapping[str, Sequence[ClientValues]], split: str
 ) -> matplotlib.figure.Figure:
-    """Returns the clients' distribution function, and below it their means by size.
+    """Returns a figure of the clients' distribution function, and of their means by size.
 
-    Values that are not finite count among the clients without being drawn.
+    The size of a client is its number of examples. Clients with values that are not finite count,
+    but are not drawn.
 
     Args:
-        rows: The trials of each method by its label. The distribution is of all trials; means by
-            size are over the trials that have clients of the size, with their standard deviation. A
-            single method has no legend.
+        rows: The trials of each method by its label. The distribution function is over the clients
+            of all trials. Means by size are over the trials with clients of that size; error bars
+            are one standard deviation.
     """
     figure = new_figure(WIDTH, 6.4 + LEGEND_ROW * len(rows))
     below, by_size = figure.subplots(2, 1)
@@ -221,7 +225,7 @@ def _draw_by_size(
             by_size.setdefault(size, []).append(mean)
     ordered = sorted(by_size.items())
     means = np.array([np.mean(trial_means) for _, trial_means in ordered])
-    # In the middle of a bin, on an axis of powers of two.
+    # A bin is from size to 2 * size: draw its mean in the middle of the logarithmic axis.
     x = np.array([size for size, _ in ordered]) * 2**0.5
     plot_series(axes, x, means, index, label=label)
     with np.errstate(invalid="ignore"):  # Values may be infinite.

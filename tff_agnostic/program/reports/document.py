@@ -1,7 +1,7 @@
-"""A report as data: a page of sections with tables, sentences and figures, and its text and JSON.
+"""A report as data: a page of sections with tables, sentences and figures.
 
-A page is built once. `to_terminal` prints the sections for a terminal, `to_json` is the record with
-exact numbers, and `reports.html` renders the page for a browser.
+A page is built once, and rendered in three forms: by `to_terminal` as text, by `to_json` as a
+record with exact numbers, and by `reports.html` for browsers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.base.terminal import printable
 from tff_agnostic.metrics.formatting import cell, signed
 
-# Digits after the point of a plain number.
+# Digits after the decimal point of a number without a unit.
 DECIMALS = 4
-# Format of page.json.
+# Format version of page.json.
 FORMAT = 1
 # Mark of a number that does not differ significantly from the best one.
 _TIED = " ~"
@@ -30,16 +30,16 @@ _TIED = " ~"
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number with its spread and interval, which renderers round and records do not.
+    """A number with its spread and interval. Only `to_json` does not round it.
 
     Attributes:
         value: The exact number; None if it is undefined.
         unit: Unit of the number; renderers show shares in percent.
-        decimals: Digits after the point; shares have two less.
+        decimals: Digits after the decimal point; shares, shown in percent, have two fewer.
         spread: Standard deviation over trials; None without one.
         interval: Confidence interval; None without one.
-        mark: "best" of its group, or "tied" if it does not differ significantly from the best.
-        is_difference: Whether a plus precedes positive numbers.
+        mark: "best" in its group, or "tied" if it does not differ significantly from the best.
+        is_difference: Whether to show a plus sign before a positive number.
     """
 
     value: Optional[float]
@@ -79,9 +79,8 @@ class Table:
     Attributes:
         caption: Subject of the table.
         columns: Headings; empty for a list of terms with their values.
-        rows: The cells.
         notes: Sentences below the table.
-        max_rows: Rows on a terminal and in a browser; the record has all.
+        max_rows: Maximum number of rows on a terminal and in a browser; the record has all rows.
     """
 
     caption: str
@@ -116,7 +115,7 @@ class Figure:
 
     Attributes:
         caption: Subject of the figure, for readers who cannot see it.
-        draw: Returns the figure.
+        draw: Called without arguments; returns the drawn figure.
     """
 
     caption: str
@@ -171,7 +170,7 @@ def text(*lines: str) -> list[Block]:
 
 
 def names(all_names: Sequence[str], limit: int) -> str:
-    """Returns names as a list in one line; line breaks in names become spaces."""
+    """Returns at most `limit` names as a list in one line, with the number of further names."""
     return some_of([" ".join(name.split()) for name in all_names], limit)
 
 
@@ -208,7 +207,7 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
     """Returns the record of a page: all rows and exact numbers.
 
     Args:
-        drawing: Returns a figure as SVG.
+        drawing: Called with a figure; returns it as SVG.
     """
 
     def cell_json(value: Cell) -> Any:
@@ -242,7 +241,7 @@ def to_json(page: Page, drawing: Callable[[Figure], str]) -> dict[str, Any]:
 
 
 def _number_json(number: Number) -> dict[str, Any]:
-    """Returns the exact value of a number, its text, and the fields that are not the usual ones."""
+    """Returns a number's exact value, its text, and its other fields if they are set."""
     fields: Mapping[str, Any] = {
         "unit": number.unit.name.lower() if number.unit is not Unit.NONE else None,
         "spread": None if number.spread is None else finite_or_none(number.spread),

@@ -17,7 +17,7 @@ from tff_agnostic.metrics.evaluation_report import (
 from tff_agnostic.metrics.formatting import UNDEFINED, cell, with_percent
 from tff_agnostic.program.reports.claims import majority_sentence, split_name
 
-# Characters of a line; a wider table becomes one for each measure.
+# Maximum number of characters in a line. A wider table is split into one table per measure.
 _MAX_WIDTH = 120
 _NO_WEIGHTS: Mapping[str, float] = {}
 
@@ -27,13 +27,13 @@ def evaluation_table(
     domain_weights: Mapping[str, float] = _NO_WEIGHTS,
     weights_name: str = "weight",
 ) -> str:
-    """Returns a table with a row per domain, their difference, and all examples together.
+    """Returns a table with rows for each domain, for the difference, and for all examples.
 
-    A table that would be too wide becomes one for each measure. Lines below explain percentiles and
-    CVaR, and name domains that are not counted and clipped values.
+    A table that is too wide is split into one table per measure. Lines below the table explain
+    percentiles and CVaR, and list clipped values and the domains that are not counted.
 
     Args:
-        domain_weights: Weight of each domain; empty for no column of weights.
+        domain_weights: Weight of each domain; if empty, the table has no column of weights.
     """
 
     def table(measures: Sequence[str]) -> str:
@@ -66,7 +66,7 @@ def not_counted_line(names: Iterable[str], least: int, examples: str) -> str:
     """Returns the line that names the domains that are not counted.
 
     Args:
-        least: --worst_min_examples.
+        least: Value of --worst_min_examples.
         examples: Name of the counted examples, such as "test examples".
     """
     return (

@@ -1,9 +1,9 @@
 """The common style of figures, and curves over rounds.
 
-Figures are as wide as a phone's screen, with panels below each other. The colours are those of
-Okabe and Ito, "Color Universal Design" (2008), which people who confuse red and green can
-distinguish, without the yellow, which is too light for lines on white. Lines and markers differ as
-well, for prints without colours.
+Figures are as wide as a phone's screen, with panels below each other. The colours are from Okabe
+and Ito, "Color Universal Design" (2008): people who confuse red and green can distinguish them.
+Their yellow is not used, as it is too light for lines on white. Line styles and markers also
+differ, for prints without colours.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tff_agnostic.metrics.formatting import short_names
 from tff_agnostic.metrics.metrics_file import ROUND, Column
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Greys of data for comparison, of error bars, and of background stripes.
+# Greys for background curves, reference curves, error bars and background stripes.
 MUTED = "0.72"
 REFERENCE = "0.35"
 ERROR_BAR = "0.1"
 STRIPE = "0.95"
-# Inches of all figures: text of 10 points stays readable on a screen of 390 pixels.
+# Width of figures in inches: text of 10 points stays readable on a screen of 390 pixels.
 WIDTH = 5.4
 LEGEND_ROW = 0.2
 _MARKERS = "osD^vPX*<>p"
 _LINES = ("-", "--", "-.", ":")
 _GRID = 0.3
-# With more curves than this, those that matter most have colours and the others are grey.
+# With more curves than this, only the worst ones have colours, and the others are grey.
 _MAX_COLORED = 10
 _HIGHLIGHTED = len(COLORS)
 _LEGEND_WIDTH = 40
-# Legends of shorter names have two columns.
+# Legends have two columns if their names have at most this many characters.
 _NARROW = 20
-# Markers on a curve, for few rounds and many.
+# Number of markers on a curve, for any number of rounds.
 _NUM_MARKERS = 8
 # Opacity of bands, which may overlap.
 _BAND = 0.12
@@ -70,7 +70,7 @@ def new_figure(width: float, height: float) -> matplotlib.figure.Figure:
 def legend_above(
     figure: matplotlib.figure.Figure, *axes: matplotlib.axes.Axes, ncols: int = 2
 ) -> None:
-    """Puts the legend entries of axes above the figure."""
+    """Adds a legend above the figure, with the entries of several axes."""
     legends = [panel.get_legend_handles_labels() for panel in axes]
     handles, texts = ([item for entries in kind for item in entries] for kind in zip(*legends))
     figure.legend(handles, texts, loc="outside upper center", ncols=ncols, fontsize="small")
@@ -83,7 +83,7 @@ def draw_grid(axes: matplotlib.axes.Axes, axis: Literal["both", "x", "y"] = "bot
 
 
 def plain_text(name: str) -> str:
-    """Returns a name that a figure shows unchanged: "$" does not start a formula."""
+    """Escapes a name, so that a figure shows it unchanged and "$" does not start a formula."""
     escaped = name.replace("$", r"\$")
     # matplotlib omits labels with a leading underscore from legends.
     return f" {escaped}" if escaped.startswith("_") else escaped
@@ -98,13 +98,13 @@ def percent_axis(axes: matplotlib.axes.Axes, unit: Unit) -> None:
 def scale_axis(
     axes: matplotlib.axes.Axes, unit: Unit, names: str = "y", whole: float = 100.0
 ) -> None:
-    """Gives axes the range or the scale of a measure, after everything is drawn.
+    """Sets the range or the scale of axes by a measure's unit. Call it after drawing everything.
 
-    Axes of shares stay within 0 and `whole`. Axes of factors become logarithmic, unless they have
+    Axes of shares are limited to [0, `whole`]. Axes of factors become logarithmic, unless they have
     no positive value.
 
     Args:
-        names: "x", "y" or "xy".
+        names: Axes to scale: "x", "y" or "xy".
         whole: The drawn value of a share of 1.
     """
     for name in names if unit is Unit.SHARE else "":
@@ -129,8 +129,8 @@ def quantity_figure(
 ) -> matplotlib.figure.Figure:
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
 
-    Among many domains, only the worst at the end (or the largest, if neither direction is good)
-    have colours and names; the others are grey.
+    With many domains, only the worst at the end of training have colours and names, and the others
+    are grey. If neither direction is better, the largest replace the worst.
     """
     shown = _highlighted(quantity, columns, values)
     others = [column for column in columns if column not in shown]
@@ -149,7 +149,7 @@ def quantity_figure(
     finish_course(axes, quantity.label, quantity.unit)
     if quantity.per_domain:
         handles, texts = axes.get_legend_handles_labels()
-        # Grey curves are drawn first, to lie below, and listed last.
+        # Grey curves are drawn first, so that they are below the others. List them last.
         order = [*range(1, len(texts)), 0] if others else range(len(texts))
         which = "the largest" if quantity.higher_is_better is None else "the worst"
         figure.legend(
@@ -220,7 +220,7 @@ def plot_known(axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, **style
 
 
 def _highlighted(quantity: ReportField, columns: Sequence[Column], values: Values) -> list[Column]:
-    """Returns the columns with a colour: those that are worst at the end."""
+    """Returns the columns to draw in colour: the worst ones at the end of training."""
     if len(columns) <= _MAX_COLORED:
         return list(columns)
     sign = -1.0 if quantity.higher_is_better else 1.0

@@ -1,4 +1,4 @@
-"""Pages as HTML files that need no other file: figures are drawings in SVG within them."""
+"""Writes pages as self-contained HTML files, with figures as embedded SVG."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tff_agnostic.program.reports.document import (
 
 REPORT, PAGE = "report.html", "page.json"
 _TEMPLATE = "page.html.j2"
-# Text is not converted to curves: the reader's browser has letters that matplotlib's font lacks,
-# and knows their writing direction. Equal figures give equal files.
+# Do not convert text to curves: the reader's browser has letters that matplotlib's font lacks, and
+# knows their writing direction. The salt makes equal figures give equal files.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tff_agnostic"}
 _NO_DATE = {"Date": None, "Creator": None}
 # matplotlib writes millionths of a point; a page of many domains has thousands of coordinates.
@@ -36,10 +36,10 @@ _BETWEEN_TAGS = re.compile(r">\s+<")
 
 
 def write_page(folder: Path, page: Page, title: Optional[str] = None) -> Path:
-    """Writes page.json and report.html into a folder, and returns the path of the latter.
+    """Writes page.json and report.html into a folder; returns the path of report.html.
 
     Args:
-        title: Heading; by default the heading of the earlier page, or else of this one.
+        title: Heading; by default the heading of the replaced page, or else of this page.
     """
     if not title and (folder / PAGE).is_file():
         title = str(read_json(folder / PAGE).get("title") or "")
@@ -79,7 +79,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    # Markup comes from the template, whose values have already passed through here.
+    # Markup is a part of the template whose values have already passed through here.
     is_plain = isinstance(value, str) and not hasattr(value, "__html__")
     return printable(value) if is_plain else value
 
@@ -98,14 +98,14 @@ def svg(figure: Figure) -> str:
 
 
 def compact_svg(text: str) -> str:
-    """Returns a drawing with coordinates in hundredths of a point, and the same texts."""
+    """Rounds the coordinates of an SVG drawing to hundredths of a point."""
     compact = _TAG.sub(lambda tag: _NUMBER.sub(_rounded, tag[0]), text)
     return _BETWEEN_TAGS.sub("><", compact)
 
 
 def _rounded(match: re.Match[str]) -> str:
     value = float(match[0])
-    # Scales and opacities are below 1.
+    # Scales and opacities, which are below 1, need more digits.
     text = f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
     text = text.rstrip("0").rstrip(".")
     return "0" if text == "-0" else text

@@ -1,4 +1,4 @@
-"""report.html of a run, after model cards (Mitchell et al. 2019)."""
+"""report.html of a run, laid out after model cards (Mitchell et al. 2019)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,11 @@ _MAX_WEIGHTS = 10
 
 
 def run_page(run: RunRecord, command: Optional[Sequence[str]] = None) -> Page:
-    """Returns the page."""
+    """Returns the page of a run.
+
+    Args:
+        command: Command that trains the run again; None if it is unknown.
+    """
     drawn = [q for q in run.quantities if q.is_drawn and q.role is not Role.DOMAIN_WEIGHT]
     courses = [_course_figure(run, quantity) for quantity in drawn if run.drawn(quantity)]
     return Page(
@@ -119,7 +123,7 @@ def write_run_report(
 
 @contextmanager
 def with_results_kept(folder: Path) -> Iterator[None]:
-    """Adds to a report's error that the results are complete."""
+    """Adds to an error about the report that the results are complete."""
     try:
         yield
     except UserError as e:
@@ -129,7 +133,7 @@ def with_results_kept(folder: Path) -> Iterator[None]:
         ) from e
 
 
-# --- Sections of a run alone
+# --- Sections of run pages only
 
 
 def _summary(run: RunRecord) -> list[Block]:
@@ -314,7 +318,7 @@ def _tail(run: RunRecord) -> list[Block]:
 
 
 def _family(run: RunRecord) -> list[Block]:
-    """Returns the numbers of several models; nothing for a run with one model."""
+    """Returns the results of each model; nothing for a run with one model."""
     further: Mapping[str, Any] = run.result.get("models") or {}
     if not further:
         return []
@@ -342,7 +346,7 @@ def _family(run: RunRecord) -> list[Block]:
 
 
 def _weights(run: RunRecord) -> list[Block]:
-    """Returns the weights of the domains over the rounds: lambda, or shares in FedAvg's rounds."""
+    """Returns the domains' weights over the rounds: lambda, or their effective weight in FedAvg."""
     quantity = weight_quantity(run)
     if quantity is None:
         return []
@@ -380,7 +384,7 @@ def _course_figure(run: RunRecord, quantity: ReportField) -> Figure:
 
 
 def _thinned(columns: Sequence[Column], values: Values) -> Values:
-    """Returns evenly spaced rounds of a long run, among them the last one."""
+    """Returns the values in evenly spaced rounds of a long run, including the last round."""
     has_value = np.any([np.isfinite(values[column.name]) for column in columns], axis=0)
     (rounds,) = np.nonzero(has_value)
     limit = _FIGURE_POINTS // max(1, len(columns))
@@ -391,7 +395,7 @@ def _thinned(columns: Sequence[Column], values: Values) -> Values:
 
 
 def _reproduction(run: RunRecord, command: Optional[Sequence[str]]) -> list[Block]:
-    """Returns all that is needed to train the same model again."""
+    """Returns the command, digests, versions and settings to train the same model again."""
     settings = {f"--{n}": v for n, v in run.config.items() if n not in NOT_FLAGS}
     execution = run.config.get("execution") or {}
     return [

@@ -1,4 +1,4 @@
-"""A run read back from its folder."""
+"""Reads the results of a run from its folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunRecord:
         fingerprint: Content of fingerprint.json; empty without the file.
         columns: Columns of metrics.csv by name.
         where: Folder of the run with a slash, relative to the page; empty for the page's own run.
-        resampled: Values with other samples of test clients; None if clients were not resampled.
+        resampled: Results for resampled test clients; None if clients were not resampled.
     """
 
     result: Mapping[str, Any]
@@ -75,9 +75,9 @@ class RunRecord:
     def measured(self, measure: Measure, *group: Any, statistic: str = VALUE) -> Number:
         """Returns a measure of a group with its interval.
 
-        The interval of all examples treats examples as independent, so a group of few clients has
-        none: it would ignore how clients differ. Private evaluations have none: it would ignore
-        their noise.
+        The interval of a value over all examples treats examples as independent, and ignores how
+        clients differ. Therefore groups of few clients have no such interval. Private evaluations
+        have no intervals, which would ignore the noise.
 
         Args:
             group: Path of the group in result.json, such as "domains" and its name.
@@ -135,14 +135,14 @@ class RunRecord:
         )
 
     def drawn(self, quantity: ReportField) -> list[Column]:
-        """Returns the columns of a quantity that the run has and that are plotted as curves."""
+        """Returns the columns of metrics.csv to plot as curves of a quantity."""
         columns = [Column(quantity, d) for d in self.domains] if quantity.per_domain else []
         columns = columns or [Column(quantity)]
         return [column for column in columns if column.name in self.columns]
 
 
 def number(value: Any, unit: Unit = Unit.NONE, decimals: int = DECIMALS) -> Number:
-    """Returns a JSON value as a number, which is undefined if the value is not one."""
+    """Returns a JSON value as a `Number`, which is undefined if the value is not a number."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return Number(value if is_number else None, unit, decimals)
 

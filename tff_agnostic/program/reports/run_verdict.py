@@ -1,7 +1,7 @@
 """The verdict of a run: its worst domain, and domains where a constant predictor is as good.
 
-With counted classes the model is compared with always answering the most frequent class of a
-domain.
+The constant predictor always answers the most frequent class of a domain; the comparison needs
+counts of the classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAJORITY = "always answering the most frequent class"
 
 
 def run_verdict(run: RunRecord) -> list[str]:
-    """Returns the sentences."""
+    """Returns the sentences of the verdict."""
     worst, constants = _worst_claims(run), _majority_claims(run)
     domains = [claim for claim in constants if claim.group != ALL]
     overall = [sentence(claim) for claim in constants if claim.group == ALL]
@@ -45,7 +45,7 @@ def run_verdict(run: RunRecord) -> list[str]:
 
 
 def _worst_claims(run: RunRecord) -> list[Claim]:
-    """Returns the claims about counted domains and all examples, in the first measure."""
+    """Returns claims that compare each counted domain with all examples, in the first measure."""
     measure = metrics_first(run.measures)[0]
     excluded = run.result.get("not_counted") or ()
     overall = run.value("overall", measure.name)
@@ -55,7 +55,7 @@ def _worst_claims(run: RunRecord) -> list[Claim]:
 
 
 def _majority_claims(run: RunRecord) -> list[Claim]:
-    """Returns the claims about the most frequent classes; none if classes are not counted."""
+    """Returns claims that compare the model with a constant predictor; none without counts."""
     counts: Mapping[str, Sequence[int]] = run.result.get(CLASS_COUNTS) or {}
     if ACCURACY not in run.measures or not counts:
         return []
@@ -71,10 +71,10 @@ def _majority_claims(run: RunRecord) -> list[Claim]:
 def _claims(
     run: RunRecord, measure: Measure, values: Mapping[str, tuple[float, float]], theirs: str
 ) -> list[Claim]:
-    """Returns the claims about domains, or `ALL`.
+    """Returns a claim for each domain, and for `ALL` if `values` has it.
 
     Args:
-        values: Value of the model and value that it is compared with, by domain.
+        values: Pairs of the model's value and the compared value, by domain.
         theirs: Name of the compared predictor, or `ALL` for the model on all examples.
     """
     places = {**{name: i for i, name in enumerate(run.domains)}, ALL: -1}
@@ -106,13 +106,13 @@ def _interval(
 ) -> Interval:
     """Returns the interval of the gain over another value.
 
-    If all clients are right, or none is, resampling finds no spread: the interval is Wilson's of as
-    many examples as there are clients.
+    If the model is right for all clients, or for none, resampling finds no spread. The interval is
+    then Wilson's for as many examples as there are clients.
 
     Args:
-        place: Position of the domain; -1 for all examples.
+        place: Index of the domain; -1 for all examples.
         tests: Number of simultaneous intervals.
-        is_paired: Whether the other value is the model's on all examples, which are resampled.
+        is_paired: Whether the other value is the model's on all examples, which has replicates.
     """
     if run.resampled is None or measure.name not in run.resampled.values:
         return None
@@ -136,7 +136,7 @@ def _interval(
 
 
 def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
-    """Returns the coverage of the intervals, or the reason for missing ones."""
+    """Returns sentences about the clients and seeds that the intervals cover."""
     split = split_name(run.split)
     if run.has_noisy_numbers:
         return [
@@ -156,7 +156,7 @@ def _scope(run: RunRecord, claims: Sequence[Claim]) -> list[str]:
 
 
 def _next_step(run: RunRecord, claims: Sequence[Claim]) -> str:
-    """Returns the advice for domains without an interval, and for a comparison."""
+    """Returns advice on domains without an interval, and the advice to make a comparison."""
     without = len({claim.group for claim in claims if claim.why_no_interval})
     more = ""
     if without:

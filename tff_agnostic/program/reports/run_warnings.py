@@ -19,11 +19,11 @@ from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Minimum number of clients: with fewer, a single client may dominate a domain's number.
 FEW_CLIENTS = 10
-# Above this fraction of the weight in the last rounds, a domain leaves nearly none to the others.
+# A domain "took over" if it has more than this fraction of the weight in the last rounds.
 _RUNAWAY_WEIGHT = 0.9
 _SOME_ROUNDS = 0.1
 _MAX_NAMES = 5
-# Warnings of the data that pages state with their own numbers.
+# Kinds of data warnings that this module replaces by its own.
 _STATED_HERE = ("small_domains", "domains_without_examples")
 
 
@@ -38,7 +38,7 @@ def caveats(run: RunRecord) -> list[str]:
 
 
 def data_caveats(run: RunRecord) -> list[str]:
-    """Returns the warnings about the data, which all runs on it share."""
+    """Returns the warnings about the data, which are equal for all runs on the data."""
     checks = (_split, _never_trained_on, _not_evaluated, _few, _data)
     return [line for check in checks for line in check(run)]
 
@@ -188,7 +188,7 @@ def _clipped(run: RunRecord) -> Iterator[str]:
         )
     counters = [q for q in run.quantities if q.unit is Unit.VALUES]
     counts = {q.name: float(np.nansum(run.columns.get(q.name, 0.0))) for q in counters}
-    # The clipped values of the last evaluation are stated above.
+    # The warning above already counts the clipped values of the last evaluation.
     if sum(counts.values()) > sum(clipped.values()):
         listed = ", ".join(f"{count:.0f} in {name}" for name, count in counts.items() if count)
         yield f"Values beyond the bounds of secure sums were clipped over the rounds: {listed}."

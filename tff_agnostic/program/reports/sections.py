@@ -27,7 +27,7 @@ from tff_agnostic.program.reports.run_record import RunRecord, metrics_first, nu
 NOT_FLAGS = ("format", "execution")
 TAIL = "CVaR (worst 10% of clients)"
 _MAX_CLASSES = 20
-# Folders of the paths in an argument, which may have several: "--arms=mine=/home/me/a.py:q=1;...".
+# Matches the folders of paths in an argument such as "--arms=mine=/home/me/a.py:q=1;...".
 _FOLDERS = re.compile(r"(?<![^=,;:])/(?:[^/,;:=]+/)*(?=[^/,;:=])")
 
 
@@ -36,7 +36,7 @@ def data_blocks(run: RunRecord, is_private: bool) -> list[Block]:
 
     Args:
         run: A run on the data.
-        is_private: Whether any model of the page was trained on them with differential privacy.
+        is_private: Whether any model on the page was trained with differential privacy.
     """
     splits = {"train": "training", "evaluated": split_name(run.split)}
     counts = {split: run.about("data", split, "domains") for split in splits}
@@ -95,7 +95,7 @@ def measure_facts(run: RunRecord) -> Table:
 
 
 def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[Block]:
-    """Returns a command and its conditions.
+    """Returns a command, and the conditions under which it gives equal numbers.
 
     Args:
         command: Arguments of the command; None if they are unknown.
@@ -112,7 +112,7 @@ def command_blocks(command: Optional[Sequence[str]], is_private: bool) -> list[B
 
 
 def typed_blocks(command: str) -> list[Block]:
-    """Returns a typed command without the folders of files."""
+    """Returns the command that the user typed, without the folders of files."""
     parts = [_FOLDERS.sub("", part) for part in shlex.split(command)]
     return [
         Sentences([shlex.join(parts)], "command"),
@@ -134,7 +134,7 @@ def facts(title: str, values: Mapping[str, Any]) -> list[Block]:
 
 
 def setting_value(value: Any) -> str:
-    """Returns the value of a setting as text; files by name only."""
+    """Returns the value of a setting as text, with file names instead of paths."""
     if value is None:
         return "not given"
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""Many runs: comparisons, frontiers, searches, and plans of privacy."""
+"""Studies, which make many runs: comparisons, frontiers, searches and recommendations."""

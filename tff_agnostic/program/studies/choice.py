@@ -1,9 +1,9 @@
-"""Choice among methods: the surest significant improvement over FedAvg.
+"""Choice of a method: the surest significant improvement over FedAvg.
 
-Methods are compared on validation clients by an objective, a weighted mean of several numbers. The
-choice is the method with the surest gain over FedAvg (the highest lower end of a 95% interval)
-among those whose average loses no more than allowed. If no interval is above 0, FedAvg is the
-choice.
+Methods are compared on validation clients by an objective, which is a weighted mean of several
+numbers. The surest gain over FedAvg is the gain whose 95% interval has the highest lower end.
+Methods whose average loses more than allowed are excluded. If no interval is above 0, FedAvg is
+chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tff_agnostic.program.studies.gains import Estimates, Gain, difference, esti
 from tff_agnostic.program.studies.search_space import Objective, Term
 
 REGRET = "regret"
-# Maximum differences that count as near: points of a share, and nats of other numbers.
+# Maximum differences that count as near: of shares, and of other numbers in nats.
 _POINTS, _NATS = 0.02, 0.05
 _GROUPS = {"worst": WORST, "overall": OVERALL}
 
@@ -34,7 +34,8 @@ class Standing:
 
     Attributes:
         gain: Gain in the objective.
-        loss: Loss of the average: points of a share, otherwise a fraction of FedAvg's average.
+        loss: Amount by which the average over all examples is worse than FedAvg's: a difference of
+            shares, otherwise a fraction of FedAvg's average.
         is_whole: Whether at least as many clients had finite numbers as with FedAvg.
     """
 
@@ -43,9 +44,9 @@ class Standing:
     is_whole: bool = True
 
     def may_be_chosen(self, may_lose: Optional[float]) -> bool:
-        """Whether the average loses no more than a limit, if there is one.
+        """Whether the average loses at most `may_lose`, or any amount if that is None.
 
-        False if the method diverged for clients for which FedAvg did not.
+        False if the method diverged for more clients than FedAvg.
         """
         return self.is_whole and (may_lose is None or self.loss <= may_lose)
 
@@ -61,9 +62,9 @@ def best_attained(comparison: Comparison, measure_name: str) -> dict[str, float]
 
 
 def attained(comparison: Comparison, row: str, objective: Objective) -> Estimates:
-    """Returns a method's objective, in the direction of its measures: lower losses are better.
+    """Returns the values of a method's objective; of losses, lower values are better.
 
-    Regret is a domain's distance from the best mean of any method, which is treated as exact.
+    Regret is a domain's distance from the best mean of any method. That mean is treated as exact.
     """
     terms = [_term_estimates(comparison, row, term) for term in objective.terms]
     weights = np.array([term.weight for term in objective.terms])
@@ -89,7 +90,7 @@ def _term_estimates(comparison: Comparison, row: str, term: Term) -> Estimates:
 
 
 def _regret(trials: Trials, best: Mapping[str, float], measure: Measure) -> Estimates:
-    """Returns the difference from the best mean in the domain where it is largest.
+    """Returns the largest difference of a domain's value from the best mean in the domain.
 
     NaN if no domain is counted.
     """
@@ -135,7 +136,7 @@ def chosen(rows: Mapping[str, Standing], may_lose: Optional[float] = None) -> Op
 
     Args:
         rows: The candidates.
-        may_lose: Largest loss of the average; see `Standing`. None for any loss.
+        may_lose: Largest permitted `Standing.loss`; None for any loss.
     """
     sure = {}
     for row, entry in rows.items():
@@ -151,7 +152,7 @@ def best_looking(
     """Returns the most promising methods: admissible ones first, then by their gains.
 
     Args:
-        rows: Standings by one trial of each method.
+        rows: Standing of each method in one trial.
         number: Maximum number of methods.
     """
 
@@ -162,7 +163,7 @@ def best_looking(
 
 
 def near(better: float, unit: Unit) -> float:
-    """Returns the largest difference from a better method's objective that counts as near."""
+    """Returns the largest difference from a better method's value that still counts as near."""
     if unit is Unit.FACTOR:
         return better * math.expm1(_NATS)
     return _POINTS if unit is Unit.SHARE else _NATS
@@ -174,10 +175,11 @@ def worse(rows: Mapping[str, Standing]) -> frozenset[str]:
 
 
 def clearly_worse(rows: Mapping[str, Standing], unit: Unit) -> frozenset[str]:
-    """Returns the methods that are significantly and far worse, whose other settings are skipped.
+    """Returns the methods that are significantly and far worse than FedAvg.
 
-    A slightly worse method may be best at another setting, and with many clients even a tiny
-    difference is significant: on 284 clients, a perplexity of 96.9 is worse than 96.7.
+    `portfolio` does not try their other settings. A slightly worse method may be best at another
+    setting, and with many clients even a tiny difference is significant: on 284 clients, a
+    perplexity of 96.9 is worse than 96.7.
     """
     intervals = {row: entry.gain.interval() for row, entry in rows.items()}
     return frozenset(

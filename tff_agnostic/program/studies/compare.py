@@ -45,12 +45,12 @@ COMPARE_FILE = "compare.json"
 
 @dataclasses.dataclass(frozen=True)
 class ComparedRuns:
-    """A comparison that is complete.
+    """A complete comparison.
 
     Attributes:
-        path: Its folder, with those of the trials.
+        path: Folder of the comparison, which contains the folders of the trials.
         comparison: The results of the trials.
-        page: Its report.
+        page: Report of the comparison.
         harm: A line for each domain that a method neglects; see `neglected`.
     """
 
@@ -68,13 +68,13 @@ class ComparedRuns:
         """Returns a measure as a table: a row per domain, a column per method.
 
         Args:
-            measure: Name of the measure, such as "accuracy"; the task's last one if None.
+            measure: Name of the measure, such as "accuracy"; the task's last measure if None.
         """
         measured = self.comparison.measures[self._measure(measure)]
         return table_text(measure_table(self.comparison, measured, self.comparison.domain_names))
 
     def figure(self, measure: Optional[str] = None) -> matplotlib.figure.Figure:
-        """Returns the worst domain's measure over rounds, and every domain's at the end."""
+        """Returns a figure of the worst domain over the rounds, and of all domains at the end."""
         return figure(self.comparison, self._measure(measure))
 
     def _measure(self, name: Optional[str]) -> str:
@@ -92,7 +92,7 @@ class CompareOptions(TrialOptions):
 
     Attributes:
         output_dir: Folder of all runs. [runs/compare-TASK-NUMBER, a new one]
-        resume: Keep complete trials and make the others.
+        resume: Resume in --output_dir: keep complete trials, and make the others.
     """
 
     output_dir: Optional[Path] = None
@@ -125,10 +125,11 @@ def compare_runs(
     """Compares methods over several seeds in a folder, as `./run compare` does.
 
     Args:
-        rows: Settings of each method by its name, with one task, runtime and seed; FedAvg, if it is
-            among them, is the method that others are compared with.
+        rows: Settings of each method, by name. All have the same task, runtime and seed. Methods
+            are compared with FedAvg if it is among them, otherwise with the first method.
         folder: Folder of all runs: new, empty, or this comparison's.
-        trials: Number of trials of each method; their seeds follow the seed in the settings.
+        trials: Number of trials per method; their seeds are the seed in the settings, and the
+            integers after it.
         runtime: Options of the runtime; its defaults if None.
         resume: Whether to keep complete trials in the folder and to make the others.
         show_progress: Whether to show a bar on a terminal or in a notebook, or lines elsewhere.
@@ -136,7 +137,8 @@ def compare_runs(
     Raises:
         UserError: If methods differ in their task, runtime or seed, or the folder has another
             comparison.
-        Interrupted: If Ctrl-C, or a notebook's stop button, ended it; finished rounds are saved.
+        Interrupted: If Ctrl-C, or a notebook's stop button, stopped the comparison; finished rounds
+            are saved.
     """
     if not rows:
         raise OptionError("rows", "at least one method", dict(rows))
@@ -175,7 +177,7 @@ def train_comparison(
     """Makes the missing trials of a comparison, and writes compare.json.
 
     Args:
-        stages: The stages of methods with two.
+        stages: Settings of both stages of each two-stage method.
     """
     path, task = runs.folder, _first(specs).task
     every = [spec for row in specs.values() for spec in row]

@@ -25,15 +25,15 @@ from tff_agnostic.tasks.task import TEST_SPLIT
 
 # Key of the distribution over clients in JSON.
 OVER_CLIENTS = "(over clients)"
-# First part of the names of first stages.
+# First part of the names of runs that are the first of two stages.
 FIRST_STAGES = "first_stages"
 # Algorithm of the method that others are compared with.
 BASELINE = "fed_avg"
-# Name for the algorithm of a method that is not federated.
+# Key of result.json in a run without federated training.
 POOLED = "pooled"
 # Maximum number of trials, as the settings of all exist before the first one runs.
 MAX_TRIALS = 10_000
-# Summaries of domains; parentheses distinguish them from domains' names.
+# Names of summaries over domains; parentheses distinguish them from names of domains.
 OVERALL = "(overall)"
 WORST = "(worst)"
 DIFFERENCE = "(difference)"
@@ -54,11 +54,11 @@ class Trials:
             together; NaN if the trial's evaluation did not report it.
         client_values: The clients' values of each measure in each trial that reported them.
         privacy: (epsilon, delta) of each private trial.
-        resampled: The values of each trial with other samples of clients; empty if one has none.
-        class_counts: Test examples of each class in each domain of the first trial; empty if they
-            were not counted.
-        non_finite: Number of test clients of all trials with numbers that are not finite; no value
-            includes them.
+        resampled: Results of each trial for resampled clients; empty unless every trial has some.
+        class_counts: Number of test examples of each class in the first trial, by domain; empty if
+            they were not counted.
+        non_finite: Number of test clients, over all trials, with numbers that are not finite. No
+            value includes these clients.
     """
 
     values: Mapping[str, Mapping[str, np.ndarray]]
@@ -73,11 +73,11 @@ class Trials:
     non_finite: int = 0
 
     def mean(self, domain: str, measure: str) -> float:
-        """Returns the mean over the trials."""
+        """Returns the mean of a domain's measure over the trials."""
         return float(np.mean(self.values[domain][measure]))
 
     def std(self, domain: str, measure: str) -> float:
-        """Returns the sample standard deviation over the trials; NaN for a single trial."""
+        """Returns the sample standard deviation of a domain's measure; NaN for a single trial."""
         return trials_deviation(self.values[domain][measure])
 
 
@@ -146,9 +146,10 @@ class Comparison:
         return self.labels.get(row, row)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns {METHOD: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}}.
+        """Returns {METHOD: {DOMAIN: {MEASURE: {"mean", "std", "trials"}}}} as JSON values.
 
-        In addition to the domains a method has "(over clients)": {STATISTIC: {MEASURE: the same}}.
+        Next to its domains a method has the entry "(over clients)", which is {STATISTIC: {MEASURE:
+        {"mean", "std", "trials"}}}.
         """
         return {
             row: {
@@ -174,12 +175,12 @@ def _each_to_json(by_name: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, 
 
 
 def trial_name(row: str, trial: int) -> str:
-    """Returns the name of the run of a trial, counted from 0."""
+    """Returns the name of a trial's run; trials are counted from 0."""
     return f"{row}/trial_{trial:02d}"
 
 
 def trial_folder(folder: Path, row: str, trial: int) -> RunFolder:
-    """Returns the run folder of a trial, counted from 0, in the folder of a study."""
+    """Returns the run folder of a trial in a study's folder; trials are counted from 0."""
     return RunFolder(run_folder(folder, trial_name(row, trial)))
 
 
@@ -192,7 +193,7 @@ def read_trials(
     """Returns the results of complete runs in the folder of a study.
 
     Args:
-        names: Names of each method's runs, by the name of the method.
+        names: Names of each method's runs, by method.
     """
     records = {
         row: [read_run(path, f"{path.relative_to(folder)}/") for path in paths]
@@ -266,7 +267,7 @@ def collect(runs: Sequence[RunRecord], like: RunRecord) -> Trials:
             for name in measures
         },
         privacy=[
-            # JSON has no infinity, which is the epsilon of no noise.
+            # Without noise epsilon is infinite, which JSON represents by null.
             (math.inf if private["epsilon"] is None else private["epsilon"], private["delta"])
             for run in runs
             if (private := run.get("privacy"))
@@ -285,5 +286,5 @@ def _statistics(run: RunRecord) -> list[str]:
 
 
 def trials_deviation(values: np.ndarray) -> float:
-    """Returns the sample standard deviation over trials; NaN for a single one."""
+    """Returns the sample standard deviation over trials; NaN for a single trial."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan

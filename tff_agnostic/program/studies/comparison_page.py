@@ -85,7 +85,7 @@ _TIED_NOTE = (
 def comparison_page(
     comparison: Comparison, command: Sequence[str], warned: Sequence[str], title: str
 ) -> Page:
-    """Returns the page, which a terminal shows in part.
+    """Returns the page of a comparison; a terminal shows only some of its sections.
 
     Args:
         warned: A line for each neglected domain; see `neglected`.
@@ -132,7 +132,7 @@ def caption(measure: Measure, split: str) -> str:
 
 
 def mean_and_spread(values: Optional[np.ndarray], measure: Measure) -> Number:
-    """Returns the mean of trials with their standard deviation; undefined without trials."""
+    """Returns the mean over trials, with their standard deviation; undefined without trials."""
     mean = math.nan if values is None else float(np.mean(values))
     if values is None or math.isnan(mean):
         return Number(None, measure.unit)
@@ -146,10 +146,10 @@ def marked(
     higher_is_better: Optional[bool] = None,
     tied_rows: frozenset[str] = frozenset(),
 ) -> list[Number]:
-    """Returns the means of the trials of each method, the best one marked.
+    """Returns each method's mean over its trials, with a mark on the best mean.
 
     Args:
-        higher_is_better: Direction, if it is not the measure's.
+        higher_is_better: Whether higher values are better; None for the measure's direction.
         tied_rows: The methods that do not differ significantly from the best one.
     """
     numbers = {row: mean_and_spread(trials, measure) for row, trials in values.items()}
@@ -168,7 +168,7 @@ def marked(
 
 
 def group_numbers(comparison: Comparison, group: str, measure: Measure) -> list[Number]:
-    """Returns a measure of each method in a group: a domain or a summary."""
+    """Returns each method's mean of a measure in a group, which is a domain or a summary."""
     values = {row: trials.values[group][measure.name] for row, trials in comparison.trials.items()}
     if group == DIFFERENCE:
         return marked(values, measure, higher_is_better=False)
@@ -176,7 +176,7 @@ def group_numbers(comparison: Comparison, group: str, measure: Measure) -> list[
 
 
 def measure_table(comparison: Comparison, measure: Measure, domains: Sequence[str]) -> Table:
-    """Returns a measure of domains in order and of all, with a column for each method."""
+    """Returns the table of a measure: a row per domain and summary, a column per method."""
     titles = {**{name: name for name in domains}, **_SUMMARIES}
     numbers = {group: group_numbers(comparison, group, measure) for group in titles}
     rows: list[Sequence[Cell]] = [[title, *numbers[group]] for group, title in titles.items()]
@@ -263,7 +263,7 @@ def over_clients(comparison: Comparison) -> list[Block]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Returns explanations of methods, and lines about excluded domains and clients and privacy."""
+    """Returns lines that explain methods, excluded domains, excluded clients and privacy."""
     lines = [f"{comparison.label(row)}: {remark}" for row, remark in comparison.remarks.items()]
     split = split_name(comparison.split)
     if comparison.not_counted:
@@ -303,7 +303,7 @@ def gain_figure(comparison: Comparison, row: str, other: str, measure: Measure) 
 def _trial_lines(
     comparison: Comparison, note_lines: Callable[[RunRecord], Sequence[str]]
 ) -> list[str]:
-    """Returns the first warnings about the trials of each method."""
+    """Returns at most `_MAX_WARNINGS` warnings about the trials of each method."""
     lines: list[str] = []
     for row, runs in comparison.records.items():
         label = comparison.label(row)
@@ -361,7 +361,7 @@ def _methods(comparison: Comparison) -> list[Block]:
 
 
 def figure(comparison: Comparison, measure: str) -> matplotlib.figure.Figure:
-    """Returns the worst domain's measure over rounds, and below it every domain's at the end.
+    """Returns a figure of the worst domain over the rounds, and of all domains at the end.
 
     Error bars and bands are one standard deviation over the trials.
     """

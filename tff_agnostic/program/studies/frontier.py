@@ -1,7 +1,8 @@
-"""The best fixed mixture of the domains for the worst one, and the algorithms that reach it.
+"""The fixed mixture of domains that is best for the worst domain, and algorithms that reach it.
 
-Mixtures are pure functions of the domains' fractions of the training examples. A mixture is better
-or worse if an interval over test clients and seeds excludes 0 (`studies.gains`).
+The grid of mixtures depends only on the domains' fractions of the training examples. A mixture is
+better or worse than another one if the interval over test clients and seeds excludes 0 (see
+`studies.gains`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tff_agnostic.program.studies.gains import gain
 from tff_agnostic.program.studies.verdict import row_sentences, worst_sentence
 
 TRAINING_MIXTURE = "training_mixture"
-# Mixtures with smaller differences of weights count as equal.
+# Mixtures whose weights differ by less than this count as equal.
 _SAME = 1e-9
 
 
@@ -34,8 +35,8 @@ class Mixture:
     Attributes:
         name: Name of the folder of its trials, independent of the number of points.
         weights: lambda, p numbers that sum to 1.
-        line: Domain at the end of its line; None for the training mixture, and for mixtures of two
-            domains.
+        line: Index of the domain at the end of the mixture's line; None for the training mixture,
+            and if there are only two domains.
         way: Position on the line from the training mixture to the domain, in [0, 1].
     """
 
@@ -49,14 +50,15 @@ class Mixture:
 def mixtures(
     points: int, shares: np.ndarray, names: Sequence[str], max_mixtures: int
 ) -> list[Mixture]:
-    """Returns the mixtures, the training mixture first.
+    """Returns a grid of mixtures, with the training mixture first.
 
-    Two domains have the line between them. More domains have a line from the training mixture to
-    each domain by itself. A domain without training examples has weight 0.
+    Mixtures of two domains are on the line between them. Mixtures of more domains are on the lines
+    from the training mixture to each single domain. A domain without training examples has weight
+    0.
 
     Args:
-        points: Points of a line, with its ends; at least 2.
-        shares: Fraction of the training examples of each domain, [p].
+        points: Number of points per line, including both ends; at least 2.
+        shares: Fraction of the training examples in each domain, [p].
     """
     trained = np.flatnonzero(shares)
     if len(trained) < 2:
@@ -78,7 +80,7 @@ def mixtures(
 
 
 def _to_domains(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[Mixture]:
-    """Yields the mixtures between the training mixture and each domain by itself."""
+    """Yields the mixtures on the lines from the training mixture to each single domain."""
     for domain in map(int, np.flatnonzero(shares)):
         for way in map(float, np.linspace(0, 1, points)[1:]):
             if way == 1:
@@ -125,16 +127,16 @@ class FrontierOutcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The result of comparing the worst domain's measure of mixtures and algorithms.
+    """The result of comparing mixtures and algorithms by the worst domain's measure.
 
-    "Better" and "worse" are significant: the interval of the gain excludes 0.
+    "Better" and "worse" mean that the difference is significant: the gain's interval excludes 0.
 
     Attributes:
-        outcome: A mixture helps if the best one is better than the training mixture. It is found if
-            an algorithm is better than the training mixture and not worse than the best one. It is
-            missed if all algorithms are worse than the best one, and open if neither holds. Without
-            a counted domain nothing is known.
-        best: The mixture with the best mean: the training mixture if no other one is better.
+        outcome: `NONE_HELPS` if the best mixture is not better than the training mixture. `FOUND`
+            if an algorithm is better than the training mixture and not worse than the best mixture.
+            `MISSED` if all algorithms are worse than the best mixture. `OPEN` if neither holds.
+            `UNKNOWN` if no domain is counted.
+        best: The mixture with the best mean; of equal mixtures the first.
         found_by: The algorithms that found the best mixture.
         missed_by: The algorithms that are worse than the best mixture.
         beyond: The algorithms that are better than the best mixture.
@@ -153,18 +155,18 @@ def judge(
     higher_is_better: bool,
     direction: Callable[[str, str], int],
 ) -> Verdict:
-    """Returns the verdict on trials.
+    """Returns the verdict on mixtures and algorithms.
 
     Args:
-        means: Mean of the worst domain's measure at each mixture, by its name, the training
-            mixture's first; NaN if no domain was counted.
+        means: Mean of the worst domain's measure for each mixture, by name, with the training
+            mixture first; NaN if no domain was counted.
         direction: Called with two methods; returns 1 if the first is better, -1 if worse, else 0.
     """
     training = next(iter(means))
     if math.isnan(means[training]):
         return Verdict(FrontierOutcome.UNKNOWN, training)
     sign = 1.0 if higher_is_better else -1.0
-    # The first of equal mixtures.
+    # `max` returns the first of equal mixtures.
     best = max(means, key=lambda name: np.nan_to_num(sign * means[name], nan=-np.inf))
     missed_by = tuple(name for name in algorithms if direction(name, best) < 0)
     found_by = tuple(n for n in algorithms if n not in missed_by and direction(n, training) > 0)
@@ -184,8 +186,8 @@ class Frontier:
     """The results of fixed mixtures and of algorithms.
 
     Attributes:
-        mixtures: The mixtures, which are methods of the comparison by their names; the training
-            mixture is the first.
+        mixtures: The mixtures, with the training mixture first. Each is the method of the
+            comparison that has its name.
     """
 
     comparison: Comparison
@@ -193,7 +195,7 @@ class Frontier:
 
     @property
     def measure(self) -> Measure:
-        """The measure of the worst domain."""
+        """The measure by which mixtures and algorithms are compared."""
         return self.comparison.main_measure
 
     @property
@@ -246,7 +248,7 @@ class Frontier:
             return "A mixture helps, and whether it was found cannot be told"
         helps = "helps" if verdict.best == self.training_mixture.name else "is shown to help"
         if verdict.beyond:
-            # A mixture between grid points may attain it, too.
+            # A mixture between two grid points may be as good as the algorithm.
             return (
                 f"No mixture of this grid {helps}, but {self._listed(verdict.beyond)} "
                 f"{agreeing(len(verdict.beyond), 'is', 'are')} better than all of them, and a "

@@ -1,4 +1,4 @@
-"""The command `frontier`: the best results of any mixture, and the results of algorithms."""
+"""The command `frontier`: compares algorithms with the best of a grid of fixed mixtures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WITH_LAMBDA = Registry(
     {name: spec for name, spec in ALGORITHMS.items() if issubclass(spec.options, LambdaOptions)},
 )
 _FIXED = "fixed"
-# Name of all mixtures in --override.
+# Name in --override that refers to all mixtures.
 _MIXTURES = "mixtures"
 
 
@@ -44,9 +44,9 @@ class FrontierOptions(CompareOptions):
     """Flags of `frontier` in addition to the settings of runs.
 
     Attributes:
-        grid_points: Number of points of each line, with its ends: the line between two domains, or
-            with more domains the lines from the training mixture to each of them.
-        grid_algorithm: Algorithm that trains on the mixtures, with lambda fixed.
+        grid_points: Number of points per line, including both ends. Two domains have one line
+            between them; more domains have lines from the training mixture to each domain.
+        grid_algorithm: Algorithm that trains with lambda fixed at each mixture.
     """
 
     grid_points: Annotated[int, Within(least=2)] = 5

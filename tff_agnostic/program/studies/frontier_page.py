@@ -66,17 +66,17 @@ _RULE = (
     "the best mixture. It missed the best mixture if it is significantly worse. The best mixture "
     "was chosen by the numbers shown: of several equal ones it is the luckiest."
 )
-# With more domains, a table only has the worst one.
+# With more domains than this, a table has only the worst domain.
 _MAX_DOMAIN_COLUMNS = 5
 _SUMMARIES = {OVERALL: "all examples", DIFFERENCE: "best - worst"}
 
 
 def figure(frontier: Frontier) -> matplotlib.figure.Figure:
-    """Returns the measure of all mixtures and methods.
+    """Returns a figure of the measure for all mixtures and methods.
 
-    With two mixed domains, each domain is an axis, and the mixtures are a curve. With more, each
-    domain has a panel: the worst domain's measure and the domain's own on the way to it, with
-    methods as horizontal lines.
+    With two mixed domains, each domain is an axis, and the mixtures are a curve. With more domains,
+    each domain has a panel. Its curves are the domain's measure and the worst domain's measure, on
+    the line from the training mixture to the domain; methods are horizontal lines.
     """
     mixed = _mixed_domains(frontier)
     return _plane(frontier, *mixed) if len(mixed) == 2 else _panels(frontier)
@@ -173,7 +173,7 @@ def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
         (frontier.training_mixture, "training mixture", _TRAINING, 5),
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
-        # Draw no point if the mixture is on another line; the legend covers all panels.
+        # Without a point on this line, draw nothing, but keep the entry of the common legend.
         axes.plot(
             *(x[at], worst[at], marked_look.marker),
             color=marked_look.color,
@@ -220,7 +220,7 @@ def _mean(frontier: Frontier, row: str, domain: str) -> float:
 
 
 def frontier_table(frontier: Frontier) -> Table:
-    """Returns the measure of each mixture and method; with many domains, of the worst one only."""
+    """Returns the table of mixtures and methods; with many domains, only for the worst domain."""
     comparison, measure = frontier.comparison, frontier.measure
     domains = comparison.domain_names
     has_all = len(domains) <= _MAX_DOMAIN_COLUMNS
@@ -259,7 +259,7 @@ def to_json(frontier: Frontier) -> dict[str, Any]:
 
 
 def frontier_page(frontier: Frontier, title: str, command: str, warned: Sequence[str] = ()) -> Page:
-    """Returns the page, which a terminal shows in part.
+    """Returns the page of a frontier; a terminal shows only some of its sections.
 
     Args:
         warned: A line for each neglected domain; see `neglected`.

@@ -1,8 +1,7 @@
-"""Gains of one method of a comparison over another, for each domain, with their intervals.
+"""Gains of one method over another in each domain, with confidence intervals.
 
-Trials of a seed share their data, cohorts and first weights, and test clients have the same weights
-in the replicates of both methods (`tff_agnostic.metrics.intervals`): gains are differences of
-pairs.
+Gains are paired differences. Trials with equal seeds share data, cohorts and initial weights, and
+replicates of both methods weight test clients equally (see `tff_agnostic.metrics.intervals`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ class Gain:
 
     Attributes:
         name: Name of the group: a domain, `OVERALL` or `WORST`.
-        before: Value of the other method, the mean over its trials.
+        before: Mean of the other method over its trials.
+        after: Mean of the method over its trials.
         spread: The gain with its variance; None without pairs of trials.
         clients: Effective number of test clients; NaN if clients were not resampled.
         largest: Maximum possible gain and loss; 1 for a share.
@@ -46,12 +46,12 @@ class Gain:
 
     @property
     def has_clients(self) -> bool:
-        """Whether the interval is over test clients, too."""
+        """Whether the interval includes the variation over test clients."""
         return self.spread is not None and not math.isnan(self.spread.client_variance)
 
     @property
     def has_seeds(self) -> bool:
-        """Whether the interval is over seeds."""
+        """Whether the interval includes the variation over seeds."""
         return self.spread is not None and not math.isnan(self.spread.seed_variance)
 
     @property
@@ -76,7 +76,7 @@ class Gain:
         return interval[0] < -self.largest and self.largest < interval[1]
 
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval, within the possible gains; None without enough clients or trials.
+        """Returns the interval, cut to possible gains; None without enough clients or trials.
 
         Args:
             tests: Number of simultaneous intervals, for Bonferroni's inequality.
@@ -97,7 +97,7 @@ class Gain:
 
 
 def gains(comparison: Comparison, row: str, baseline: str, measure: Measure) -> Mapping[str, Gain]:
-    """Returns the gains of each domain, of `OVERALL` and of `WORST`; see `gain`."""
+    """Returns the gain in each domain, in `OVERALL` and in `WORST`, by name; see `gain`."""
     names = (*comparison.domain_names, OVERALL, WORST)
     return {name: gain(comparison, row, baseline, name, measure) for name in names}
 
@@ -105,7 +105,7 @@ def gains(comparison: Comparison, row: str, baseline: str, measure: Measure) -> 
 def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Measure) -> Gain:
     """Returns the gain of a method over another in one group.
 
-    Without trials of the same seeds the gain has a mean and no interval.
+    If the trials of both methods have different seeds, the gain has no interval.
     """
     names, sides = comparison.domain_names, (comparison.trials[row], comparison.trials[baseline])
     ours, theirs = (estimates(entry, names, name, measure) for entry in sides)
@@ -114,7 +114,7 @@ def gain(comparison: Comparison, row: str, baseline: str, name: str, measure: Me
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Estimates:
-    """A number in the trials of a method, also with other samples of clients.
+    """A method's values in a group, for each trial and for each resampling of clients.
 
     Attributes:
         values: Value in each trial, [K].
@@ -141,7 +141,7 @@ def estimates(trials: Trials, names: Sequence[str], name: str, measure: Measure)
 def difference(
     name: str, ours: Estimates, theirs: Estimates, higher_is_better: bool, unit: Unit
 ) -> Gain:
-    """Returns the gain of estimates over others; see `gain`."""
+    """Returns the gain of `ours` over `theirs`; see `gain`."""
     sign = 1.0 if higher_is_better else -1.0
     after, before = float(np.mean(ours.values)), float(np.mean(theirs.values))
     mean = sign * (after - before)
@@ -171,9 +171,9 @@ def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
 def attained(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> tuple[float, Interval]:
-    """Returns the mean of a method's values in a group, and its interval within possible values.
+    """Returns a method's mean in a group, and its interval, cut to possible values.
 
-    The interval is None if the test clients of the group are too few for one, or nothing varies.
+    The interval is None if the group has too few test clients, or if nothing varies.
     """
     values = estimates(trials, names, name, measure)
     spread = combined(values.values, values.replicates, values.clients, values.is_smooth)
@@ -187,7 +187,7 @@ def attained(
 def _replicates(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> Optional[np.ndarray]:
-    """Returns the values of replicates, [K, B]; None unless all trials have equally many."""
+    """Returns the values of replicates, [K, B]; None unless all trials have the same number B."""
     each = [
         entry.values[measure.name] for entry in trials.resampled if measure.name in entry.values
     ]
@@ -206,7 +206,7 @@ def _replicates(
 
 
 def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) -> float:
-    """Returns the effective number of clients of a group; of `WORST` the worst domain's."""
+    """Returns a group's effective number of clients; for `WORST`, the worst domain's number."""
     clients = np.mean([entry.clients for entry in trials.resampled], axis=0)
     if name == OVERALL:
         return float(clients[-1])
@@ -218,7 +218,7 @@ def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) 
 def worst_domain(
     trials: Trials, names: Sequence[str], measure: Measure, which: slice = slice(None)
 ) -> str:
-    """Returns the worst counted domain in the mean over some trials, by default all."""
+    """Returns the counted domain with the worst mean over some trials, by default all."""
     means = {n: float(np.mean(trials.values[n][measure.name][which])) for n in names}
     counted = {n: v for n, v in means.items() if n not in trials.not_counted and v == v}
     choose = min if measure.higher_is_better else max

@@ -27,7 +27,7 @@ from tff_agnostic.tasks.domain_input import EMBEDDING
 _FORM = "[LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons"
 # Settings that all methods of a comparison share.
 SHARED_SETTINGS = ("runtime", "seed", "worst_min_examples", "client_percentiles")
-# Names of methods are names of folders; other folders have the reserved names.
+# Names of methods are also names of folders. Other folders have the names in _TAKEN.
 _NAME = re.compile(r"[\w][\w .+-]*")
 _TAKEN = ("runs", "trials", "baselines", "first_stages")
 # Shorthand of two-stage methods; see `studies.rows`.
@@ -39,9 +39,9 @@ class Arm:
     """A method of a comparison.
 
     Attributes:
-        settings: Settings of its runs by flag, including the algorithm; of the second stage if
-            there are two.
-        word: Its shorthand in --arms; empty without one.
+        settings: Settings of the method's runs by flag, including the algorithm; for a two-stage
+            method, settings of the second stage.
+        word: Shorthand of the method in --arms; empty without one.
     """
 
     label: str
@@ -53,16 +53,16 @@ _UNIFORM = {
     "algorithm": "agnostic_fed_avg",
     "lambda_update": "fixed",
     "lambda_set": "simplex",
-    # No initial lambda, even if the other methods have one.
+    # Keep the default, even if a shared setting gives the other methods an initial lambda.
     "lambda_initial": None,
 }
 _POOLED = {
     "pooled": True,
-    # No client sends a message.
+    # No client sends a message, so there is nothing to aggregate or to sample.
     "aggregation": "plain",
     "update_aggregator": "none",
     "cohort_sampling": "uniform",
-    # Plain minibatch SGD with equal weights of batches.
+    # Plain minibatch SGD, in which all batches have equal weights.
     "client_normalizer": "batch",
     "server_optimizer": "sgd",
     "server_learning_rate": 1.0,
@@ -105,9 +105,12 @@ def algorithm_arms(names: Sequence[str]) -> dict[str, Arm]:
 def parsed_arms(text: str, parse: Callable[[str, str], Any]) -> dict[str, Arm]:
     """Returns the methods that --arms describes, by the names of their folders.
 
-    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" are three: "mild", "strong" and "fed_avg". Without
-    a label a method has its algorithm's name. A value may have commas. A member of `WORDS` may
-    replace an algorithm.
+    "mild=q_ffl:q=0.1;strong=q_ffl:q=5;fed_avg" describes three methods: "mild", "strong" and
+    "fed_avg". Without a label a method has its algorithm's name. Values may contain commas. A
+    shorthand in `WORDS` may replace the algorithm.
+
+    Args:
+        parse: Called with a flag and the text of a value; returns the value.
     """
     arms: dict[str, Arm] = {}
     for label, algorithm, settings in _split(text):
@@ -188,14 +191,14 @@ class ArmOptions(TaskOptions):
     Attributes:
         algorithms: The methods: names (afl_boost, agnostic_fed_avg, delta_fl, fed_avg,
             fed_avg_sub, fed_avg_target_only, fed_boost, fed_prox, q_ffl, stochastic_afl, term),
-            Python files of yours, or words of --arms such as uniform.
+            Python files of yours, or shorthands of --arms such as uniform.
         arms: Instead of --algorithms: methods with their own settings, as
-            [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. An ALGORITHM may be a
-            word: uniform (equal domain weights), frozen (AgnosticFedAvg with absent domains
+            [LABEL=]ALGORITHM[:FLAG=VALUE,...], separated by semicolons. ALGORITHM may be a
+            shorthand: uniform (equal domain weights), frozen (AgnosticFedAvg with absent domains
             frozen), excess_own and excess_trivial (in compare: --lambda_baselines=own or trivial),
-            last_layer (half of the rounds FedAvg, then its last layer alone, as uniform),
+            last_layer (FedAvg for half of the rounds, then uniform for the last layer only),
             domain_input (FedAvg of a model with the domain as an input), or pooled and
-            pooled_balanced (no federated training: FedAvg and uniform, on all examples in one
+            pooled_balanced (FedAvg and uniform without federated training: all examples are in one
             place).
         override: A flag for one row only, as ROW:FLAG=VALUE; may be given several times.
     """
@@ -211,7 +214,7 @@ class TrialOptions(ArmOptions):
     """The methods of a comparison, and the number of trials.
 
     Attributes:
-        trials: Trials of each algorithm; their seeds are --seed, --seed + 1, and so on.
+        trials: Number of trials per method; their seeds are --seed, --seed + 1, and so on.
     """
 
     trials: Annotated[int, Within(least=1, most=MAX_TRIALS)] = 3
@@ -228,7 +231,7 @@ def given_arms(given: RunArguments) -> dict[str, Arm]:
 
 
 def overrides(given: RunArguments, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the settings of --override for each of `names`."""
+    """Returns the settings in --override of each method in `names`."""
     settings: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in given.args.override:
         owner, _, assignment = text.partition(":")
@@ -245,12 +248,12 @@ def overrides(given: RunArguments, names: Sequence[str]) -> dict[str, dict[str, 
 def trial_specs(
     given: RunArguments, arms: Mapping[str, Arm], called: Optional[Mapping[str, str]] = None
 ) -> dict[str, list[RunSettings]]:
-    """Returns the runs of each method; their seeds are the given one, or 0, and those after it.
+    """Returns the settings of each method's runs; their seeds count up from --seed, or from 0.
 
     Args:
         arms: The methods, by the names of their folders.
-        called: Names of methods in --override that differ from their folders, by folder; several
-            methods may share a name. --override cannot change the settings of such methods.
+        called: Name in --override of each method that has another name there, by folder. Several
+            methods may share such a name; --override cannot change the settings in their `Arm`.
     """
     owners = {name: (called or {}).get(name, name) for name in arms}
     further = overrides(given, list(dict.fromkeys(owners.values())))

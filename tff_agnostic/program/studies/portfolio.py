@@ -49,7 +49,7 @@ from tff_agnostic.program.studies.trainer import RunTrainer
 from tff_agnostic.program.studies.validation_clients import ValidationClients
 
 _CLIENT, _DOMAIN = "client_learning_rate", "lambda_learning_rate"
-# Searched learning rates of each method, by its word in --portfolio.
+# Flags of the learning rates to search for each method, by its name in --portfolio.
 PORTFOLIO: Mapping[str, tuple[str, ...]] = {
     BASELINE: (_CLIENT,),
     "uniform": (_CLIENT,),
@@ -59,7 +59,7 @@ PORTFOLIO: Mapping[str, tuple[str, ...]] = {
     LAST_LAYER: (_CLIENT,),
     "domain_input": (_CLIENT,),
 }
-# Only tried if named: the model needs the domain wherever it is used.
+# Methods that are tried only if --portfolio names them: their models need the domain as an input.
 IF_NAMED = ("domain_input",)
 # Factors of each setting, for methods with one learning rate and with two.
 _ONE_RATE = (1.0, 2.0, 0.5, 4.0, 0.25, 1.4, 0.7, 8.0)
@@ -75,9 +75,9 @@ FACTORS = (
 )
 # Number of methods with more trials, in addition to FedAvg.
 FINALISTS = 2
-# Settings of each method without --tries and --hours.
+# Number of settings per method without --tries and --hours.
 TRIES = 3
-# First parts of the names of the search's runs, and of baseline runs; folder of the final runs.
+# First parts of the names of search runs and of baseline runs; folder of the final runs.
 _SEARCH, _REFERENCES, FINAL = "search", "references", "final"
 _SECONDS_PER_HOUR = 3600.0
 # Reasons for ending a method's runs.
@@ -85,9 +85,9 @@ _WORSE, _EQUAL = "worse than FedAvg", "equal to FedAvg in one trial"
 
 
 def learning_rates(row: str, first: RunSettings, number: int) -> list[dict[str, float]]:
-    """Returns the changed learning rates of each setting of a method, by flag."""
+    """Returns the learning rates that each setting of a method changes, by flag."""
     values, flags = first.settings(), PORTFOLIO[row]
-    # The first factors are near 1.
+    # Factors near 1 come first.
     tried = FACTORS if len(flags) > 1 else [(factor,) for factor in _ONE_RATE]
     return [
         {flag: values[flag] * factor for flag, factor in zip(flags, factors) if factor != 1.0}
@@ -99,7 +99,8 @@ class Schedule(NamedTuple):
     """The numbers of settings and trials.
 
     Attributes:
-        trials: Number of seeds of finalists, and of the final runs.
+        tries: Number of settings to try for each method.
+        trials: Number of seeds for the finalists, and for the final runs.
     """
 
     tries: int
@@ -111,20 +112,21 @@ def schedule_within(
 ) -> Schedule:
     """Returns the largest schedule that fits into a time.
 
-    More trials precede more settings: intervals need them.
+    More trials have precedence over more settings, as intervals need trials.
 
     Args:
         seconds: The time for all runs.
         used: Seconds of the first settings and of baseline runs.
         by_row: Seconds of one run of each method, which are part of `used`.
+        most: Maximum numbers of settings and trials.
 
     Raises:
-        UserError: If not even one trial of all fits.
+        UserError: If the time is too short for one trial of each method and the final runs.
     """
     every = sum(by_row.values())
     others = sorted(s for row, s in by_row.items() if row != BASELINE)
     finalist_seconds = by_row[BASELINE] + sum(others[-FINALISTS:])
-    # FedAvg and the choice, which may be the longest method.
+    # The final runs are of FedAvg and of the choice, which may be the slowest method.
     final_seconds = by_row[BASELINE] + max(by_row.values())
     for trials in range(most.trials, 0, -1):
         at_end = trials * final_seconds
@@ -141,7 +143,7 @@ def schedule_within(
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The settings of the portfolio's runs: the user's request, the methods, and who validates."""
+    """The user's request, the methods and the validation clients, which determine all runs."""
 
     given: RunArguments
     arms: Mapping[str, Arm]
@@ -150,10 +152,10 @@ class Rows:
     def spec(
         self, row: str, changes: Mapping[str, Any], trial: int, is_final: bool = False
     ) -> RunSettings:
-        """Returns a run of a method.
+        """Returns the settings of a method's run.
 
         Args:
-            is_final: Whether the run has all training clients, and is evaluated on test clients.
+            is_final: Whether the run trains on all training clients, and evaluates test clients.
         """
         given, seed = self.given, self.given.settings.get("seed", 0) + trial
         options = given.task_options(given.args.task)
@@ -163,14 +165,14 @@ class Rows:
     def stages(
         self, changes: Mapping[str, Any], trial: int, is_final: bool = False
     ) -> tuple[RunSettings, RunSettings]:
-        """Returns both stages of a run of `LAST_LAYER`; see `spec`."""
+        """Returns the settings of both stages of a run of `LAST_LAYER`; see `spec`."""
         both = (self.spec(row, changes, trial, is_final) for row in (BASELINE, LAST_LAYER))
         return split_into_stages(*both)
 
     def without(self, names: Collection[str]) -> Rows:
-        """Returns the other methods; without baseline runs, all validation clients validate."""
+        """Removes methods. If the others need no baseline runs, all held-out clients validate."""
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
-        # A setting for all methods may also require baseline runs.
+        # Check every method: a setting that all methods share may require baseline runs.
         options = [self.spec(row, {}, 0).algorithm for row in arms]
         need = any(isinstance(o, LambdaOptions) and o.lambda_.baselines == OWN for o in options)
         clients = dataclasses.replace(self.clients, is_halved=need)
@@ -180,7 +182,7 @@ class Rows:
 def fixed_settings(
     rows: Rows, row: str, runs: RunSet[RunSettings], trainer: RunTrainer
 ) -> Union[dict[str, Any], str]:
-    """Makes a method's baseline runs; returns its fixed settings by flag, or why it is excluded."""
+    """Makes a method's baseline runs; returns its fixed settings, or the reason to exclude it."""
     spec = rows.spec(row, {}, 0)
     if row == LAST_LAYER and not last_layer(rows.clients.judging(spec).model).others:
         return "its model has one layer, with which it is almost uniform weights"
@@ -191,7 +193,7 @@ def fixed_settings(
     folder, show = runs.path(name), rows.given.show_progress
     try:
         with runs.hold(name, wait=True):
-            # Complete baseline runs take no further time.
+            # Measure no time if the baseline runs are already complete.
             is_made = (folder / BASELINES / FILE_NAME).exists()
             with contextlib.nullcontext() if is_made else runs.timed(name):
                 stopping = rows.clients.stopping
@@ -216,7 +218,7 @@ class SearchResults:
         confirmed: Trials of FedAvg and of the best methods, each at its best setting.
         judged: Comparison of each of the best methods with FedAvg.
         tried: First trial of each method at each setting, by METHOD-SETTING.
-        changes: Best setting of each method, by flag.
+        changes: Best setting of each method: {METHOD: {FLAG: VALUE}}.
         given_up: Reasons for ending methods' runs, by method.
         excluded: Reasons for not trying methods, by method.
     """
@@ -235,7 +237,7 @@ class PortfolioSearch:
     """The search for a recommendation.
 
     Attributes:
-        fixed: Fixed settings of each method, by flag.
+        fixed: Settings of each method that the search does not change: {METHOD: {FLAG: VALUE}}.
         may_lose: Largest loss of the average; see `choice.chosen`.
         excluded: Reasons for not trying methods, by method.
     """
@@ -321,7 +323,7 @@ class PortfolioSearch:
             return train_comparison(runs, trainer, specs, stages, labels, show)
 
     def _make(self, jobs: Sequence[Job[RunSettings]], what: str) -> Optional[str]:
-        """Makes the missing runs; returns the reason of the first one without a result."""
+        """Makes the missing runs; returns why the first run without a result has none."""
         done, show = len(jobs) - len(self.runs.open(jobs)), self.rows.given.show_progress
         with LongWork(what, len(jobs), "runs", done, show) as work:
             outcomes = self.runs.make(jobs, work)
@@ -353,7 +355,11 @@ class PortfolioSearch:
         return schedule_within(args.hours * _SECONDS_PER_HOUR, used, one, most)
 
     def _best(self, number: int) -> tuple[dict[str, int], Comparison]:
-        """Returns the best of several settings of each method, and the first trial of all."""
+        """Returns the best of each method's first settings, and the first trials of all of these.
+
+        Args:
+            number: Number of settings per method.
+        """
         jobs = {
             (row, k): self._job(row, k, 0)
             for row, settings in self.settings.items()
@@ -383,13 +389,13 @@ class PortfolioSearch:
     def _compare_best_settings(
         self, best: Mapping[str, int], tried: Comparison
     ) -> dict[str, Standing]:
-        """Returns the standing of each other method by one trial, each at its best setting."""
+        """Returns the standing of each method except FedAvg, from one trial of its best setting."""
         standings = judged(tried, self.objective, _folder(BASELINE, best[BASELINE]))
         return {row: standings[_folder(row, k)] for row, k in best.items() if row != BASELINE}
 
 
 def _equal_rows(tried: Comparison, best: Mapping[str, int]) -> list[str]:
-    """Returns the methods whose trial has FedAvg's numbers, all of them."""
+    """Returns the methods whose trial has the same numbers as FedAvg's, in all domains."""
 
     def numbers(row: str) -> np.ndarray:
         values = tried.trials[_folder(row, best[row])].values

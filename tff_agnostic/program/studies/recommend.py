@@ -1,8 +1,8 @@
-"""The command `recommend`: the best training for a user's data, chosen on validation clients.
+"""The command `recommend`: chooses the best method for a user's data, on validation clients.
 
-1. `portfolio` trains each method of the portfolio, and confirms FedAvg and the methods that
-   look best with more seeds.
-2. `choice.chosen` takes the method whose gain over FedAvg is surest, or FedAvg.
+1. `portfolio` trains each method of the portfolio. It makes more trials of FedAvg and of the
+   methods that look best.
+2. `choice.chosen` chooses the method whose gain over FedAvg is surest, or FedAvg.
 3. The choice and FedAvg train on all training clients. The test clients are used once, after the
    choice.
 """
@@ -62,19 +62,19 @@ class RecommendOptions(TaskOptions):
     """The objective, and the number of runs.
 
     Attributes:
-        portfolio: The candidates, always with FedAvg: some of fed_avg, uniform, frozen, excess_own,
-            excess_trivial, last_layer, domain_input. domain_input is tried only if it is named: its
-            model needs the domain wherever it is used.
-        objective: The objective on the validation clients: worst (domain), regret (the largest
-            distance of a domain from the best that any method attains there), superquantile (the
-            worst tenth of the clients), overall, or several as 0.7*worst+0.3*overall. :MEASURE
-            after a name is loss or a metric of the task; its first metric if none is named.
+        portfolio: The candidate methods, always with FedAvg: some of fed_avg, uniform, frozen,
+            excess_own, excess_trivial, last_layer, domain_input. By default all except
+            domain_input, whose model needs the domain wherever it is used.
+        objective: Objective on the validation clients: worst (the worst domain), regret (the
+            largest distance of a domain from the best that any method attains there), superquantile
+            (the worst tenth of the clients), overall, or a sum such as 0.7*worst+0.3*overall.
+            NAME:MEASURE chooses the loss or a metric of the task, by default its first metric.
         average_may_lose: Maximum loss of the average over all examples compared with FedAvg, such
             as 0.5%: points of a share such as accuracy, otherwise a fraction of FedAvg's value.
             [any loss]
         tries: Number of settings to try for each method. [3; with --hours as many as fit]
-        trials: Trials of FedAvg, of the methods that look best, and of the choice; their seeds are
-            --seed, --seed + 1, and so on.
+        trials: Number of trials of FedAvg, of the methods that look best, and of the choice; their
+            seeds are --seed, --seed + 1, and so on.
         hours: Make as many runs as fit into these hours of training, over all processes.
         output_dir: Folder of all runs. [runs/recommend-TASK-NUMBER, a new one]
         resume: Resume in --output_dir, or share its runs with other processes.
@@ -92,7 +92,7 @@ class RecommendOptions(TaskOptions):
 
 
 def recommend(given: RunArguments) -> None:
-    """Trains the portfolio, chooses, trains the choice on all clients; prints and writes all."""
+    """Searches the portfolio, trains the choice on all training clients, and reports results."""
     args, request = given.args, parse_request(given)
     objective, first, may_lose = request.objective, request.first, request.may_lose
     name, judging = f"recommend-{args.task}", request.rows.clients.judging
@@ -131,7 +131,7 @@ def recommend(given: RunArguments) -> None:
 
 
 def _command(rows: Rows, made: Recommendation) -> list[str]:
-    """Returns the command that trains the choice again; for two stages it is `compare`."""
+    """Returns the command that trains the choice again; `compare` for a two-stage method."""
     row, changes = made.row, made.searched.changes[made.row]
     trials = range(made.searched.schedule.trials)
     specs = [rows.spec(row, changes, k, is_final=True) for k in trials]
@@ -227,7 +227,7 @@ def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
 
 
 def _check_defined(objective: Objective, task: Task, least: int) -> None:
-    """Checks that a domain can be the worst one, where the objective needs one."""
+    """Checks that some domain has enough examples, if the objective needs a worst domain."""
     counts = client_domain_counts(task.test, task.num_domains).sum(axis=0)
     needs_domain = any(term.statistic in (REGRET, "worst") for term in objective.terms)
     if needs_domain and not np.any(counts >= least):

@@ -1,4 +1,4 @@
-"""The recommendation as sentences, as recommendation.json, and as a page."""
+"""The recommendation as sentences and as a page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tff_agnostic.program.studies.verdict import gain_claim, shortfall, verdicts
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """A recommendation.
+    """A recommended method, and the results that support it.
 
     Attributes:
         searched: Results on the validation clients.
@@ -109,7 +109,7 @@ class Recommendation:
 
     @property
     def verdict(self) -> list[str]:
-        """The results on the test clients: the model's, the objective's, then the domains'."""
+        """Sentences on the test clients: about the model, the objective, and then the domains."""
         final, objective = self.final, self.objective
         lines = [self._model_line]
         if self.choice is not None and objective.name != f"worst:{final.main_measure.name}":
@@ -163,12 +163,12 @@ def _setting_text(changes: Mapping[str, Any]) -> str:
 def recommendation_page(
     made: Recommendation, clients: str, command: Sequence[str], typed: str, title: str
 ) -> Page:
-    """Returns the page.
+    """Returns the page of a recommendation.
 
     Args:
         clients: Sentence on the validation clients.
         command: Command that trains the recommended model again.
-        typed: Command of the recommendation.
+        typed: Command that made the recommendation.
     """
     searched, objective = made.searched, made.objective
     more = f"The test clients were evaluated once, after the choice. More: {FINAL}/{REPORT}."

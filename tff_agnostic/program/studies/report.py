@@ -1,4 +1,4 @@
-"""Reports of runs and studies, written again."""
+"""The command `report`: rewrites the reports of runs and studies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_report_again(folder: Path, title: Optional[str] = None) -> Path:
 
 
 def page_from_json(record: Mapping[str, Any]) -> Page:
-    """Returns the page from the JSON of `document.to_json`; figures draw their SVG."""
+    """Returns the page that `document.to_json` recorded; its figures draw the recorded SVG."""
     sections = [
         Section(
             part["title"],
@@ -75,7 +75,7 @@ class _RecordedNumber(Number):
 
     @property
     def text(self) -> str:
-        """The text of the record."""
+        """The recorded text."""
         return self.recorded
 
 
@@ -91,7 +91,7 @@ class ReportOptions(Options):
 
     Attributes:
         run: Folder of a complete run, comparison, frontier, search or recommendation.
-        title: Heading of report.html. [the heading of the replaced page, or what was run]
+        title: Heading of report.html. [the previous heading]
     """
 
     run: Path = dataclasses.field(kw_only=True)

@@ -1,9 +1,9 @@
-"""Training of the methods of a comparison, some of them in two stages.
+"""Trains the methods of a comparison, some of them in two stages.
 
-Two stages are FedAvg, and then its last layer, retrained with equal domain weights: Kang et al.
-2020, "Decoupling Representation and Classifier for Long-Tailed Recognition", section 4 (cRT), and
-Kirichenko et al. 2023, "Last Layer Re-Training is Sufficient for Robustness to Spurious
-Correlations". The stages share the rounds of the method, so that it has the budget of the others.
+The first stage is FedAvg; the second stage retrains its last layer with equal domain weights: Kang
+et al. 2020, "Decoupling Representation and Classifier for Long-Tailed Recognition", section 4
+(cRT), and Kirichenko et al. 2023, "Last Layer Re-Training is Sufficient for Robustness to Spurious
+Correlations". The stages divide the method's rounds, so that all methods have equal budgets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _POOLED = (
     "no federated training: minibatch SGD on the examples of all clients in one place, with as "
     "many in a round as a round of the other rows has on average"
 )
-# Both stages of each trial; second stages do not refer to the models of the first yet.
+# Settings of both stages of each trial. The second stage does not name the first one's model yet.
 Stages = Sequence[tuple[RunSettings, RunSettings]]
 
 
@@ -53,7 +53,7 @@ def train_rows(
     """Makes the missing trials, and returns the methods whose trials all have results.
 
     Args:
-        stages: The stages of methods with two; see `staged`.
+        stages: Settings of both stages of each two-stage method; see `staged`.
         command: Name of the command, for its progress.
 
     Raises:
@@ -61,7 +61,7 @@ def train_rows(
         UserError: If no method has a result.
     """
     load_task = trainer.load_task
-    # Data that cannot be read is refused before a run has a folder.
+    # Reject unreadable data before a run has a folder.
     load_task(next(iter(specs.values()))[0])
     remarks = {row: _POOLED for row, (run, *_) in specs.items() if run.config.pooled}
     jobs = {
@@ -95,9 +95,10 @@ def train_rows(
 def staged(
     given: RunArguments, arms: Mapping[str, Arm], specs: Mapping[str, Sequence[RunSettings]]
 ) -> dict[str, Stages]:
-    """Returns the stages of the methods with two.
+    """Returns the settings of both stages of each two-stage method.
 
-    The first stage is the first method that is FedAvg, or FedAvg with the settings of all methods.
+    The first stage has the settings of the first method that is FedAvg, or otherwise the settings
+    that all methods share.
     """
     plain = next((specs[row] for row, arm in arms.items() if _is_plain(arm)), None)
     stages: dict[str, Stages] = {}
@@ -116,10 +117,11 @@ def _is_plain(arm: Arm) -> bool:
 
 
 def split_into_stages(first: RunSettings, whole: RunSettings) -> tuple[RunSettings, RunSettings]:
-    """Returns the two stages of a run, which share its rounds; the first one takes an odd round.
+    """Divides the rounds of a run between two stages; an odd round belongs to the first stage.
 
     Args:
-        first: The first stage, with any number of rounds.
+        first: Settings of the first stage, with any number of rounds.
+        whole: Settings of the second stage, with the number of rounds of both stages.
     """
     rounds = whole.config.rounds
     if rounds < _MIN_ROUNDS:
@@ -141,7 +143,7 @@ def _with(spec: RunSettings, **changes: Any) -> RunSettings:
 
 
 def _check_same_rounds(folder: Path, row: str, pairs: Stages) -> None:
-    """Checks that no stage is longer than before, as the second one starts from the first."""
+    """Checks that stages have as many rounds as before, as the second starts from the first."""
     for k, (first, second) in enumerate(pairs):
         for spec, name in ((first, f"{FIRST_STAGES}/{row}"), (second, row)):
             run_folder = trial_folder(folder, name, k)
@@ -157,7 +159,7 @@ def _check_same_rounds(folder: Path, row: str, pairs: Stages) -> None:
 def stage_job(
     name: str, first: RunSettings, second: RunSettings, load_task: Callable[[RunSettings], Task]
 ) -> Job[RunSettings]:
-    """Returns a run of two stages: the second one, after the first."""
+    """Returns the job of the second stage, which runs after the job of the first stage."""
 
     def with_first_model(spec: RunSettings, path: Path) -> RunSettings:
         frozen = (*spec.config.frozen_layers, *last_layer(load_task(first).model).others)

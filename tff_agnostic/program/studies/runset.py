@@ -1,11 +1,11 @@
-"""The runs of a study in one folder, which several processes may share; a kill loses no run.
+"""The runs of a study in one folder. Several processes may share it; killing one loses no run.
 
     FOLDER/study.json              identity of the study, which must be equal on resume
     FOLDER/runs/NAME/run/          a run, as `train` writes it
     FOLDER/runs/NAME/ended.json    reason of a run without a result: it diverged or was pruned
     FOLDER/runs/NAME/seconds.json  duration of the run over all processes and restarts
 
-A run is done if it has a result or an end. The kernel unlocks the runs of a process that dies.
+A run is done if it has a result or ended.json. The kernel unlocks the runs of a process that dies.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Job(Generic[Settings]):
     """A run of a study.
 
     Attributes:
-        name: Name of its folder, which may have several parts: "fed_avg/trial_00".
-        after: The run to make first, once for all jobs that name it; None without one.
+        name: Name of the run's folder, which may have several parts: "fed_avg/trial_00".
+        after: The job to complete first, which several jobs may share; None without one.
         second_stage: Called with the settings and the folder of the first run; returns the settings
             of a run that starts from its model.
-        observers: Further observers of the rounds; `Pruned` of theirs ends the run.
+        observers: Further observers of the rounds. If one raises `Pruned`, the run ends.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Trainer(Protocol[_Settings]):
         """Whether a folder holds the result of a run.
 
         Raises:
-            UserError: If it holds another run.
+            UserError: If the folder holds another run.
         """
         ...
 
@@ -99,8 +99,8 @@ class RunSet(Generic[Settings]):
     """The runs of a study, as a context manager.
 
     Args:
-        identity: Facts by which the study is recognized, such as its task.
-        resume: Whether the folder may hold runs of the study.
+        identity: Facts that identify the study, such as its task.
+        resume: Whether the folder may already hold runs of the study.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class RunSet(Generic[Settings]):
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
-        """Removes a new study whose first run was refused: the next try may be another study."""
+        """Removes a new study whose first run was invalid, so that another study may follow."""
         if kind is None or not issubclass(kind, UserError) or not self._is_new:
             return
         runs, others = self.folder / _RUNS, {path.name for path in self.folder.iterdir()}
@@ -175,10 +175,10 @@ class RunSet(Generic[Settings]):
         return [job for job in jobs if self.outcome(job) is None]
 
     def outcome(self, job: Job[Settings]) -> Optional[Outcome]:
-        """Returns the end of a run; None if it is not done.
+        """Returns the outcome of a run; None if the run is not done.
 
         Raises:
-            UserError: If its folder holds another run.
+            UserError: If the run's folder holds another run.
         """
         path, ended = self.run_folder(job), self.path(job.name) / _ENDED
         if ended.exists():
@@ -196,7 +196,7 @@ class RunSet(Generic[Settings]):
         return run_folder(self.folder, job.name)
 
     def end(self, job: Job[Settings], reason: str) -> None:
-        """Ends a run without a result."""
+        """Records that a run ended without a result."""
         make_folder(self.path(job.name))
         write_json(self.path(job.name) / _ENDED, {"reason": reason})
 
@@ -214,17 +214,17 @@ class RunSet(Generic[Settings]):
         return name in self._held
 
     def timed(self, name: str) -> contextlib.AbstractContextManager[Observer]:
-        """Adds the time inside the context to the seconds of a name."""
+        """Adds the time in the context to the `seconds` of a name."""
         make_folder(self.path(name))
         return _Clock(self.path(name) / _SECONDS)
 
     @contextlib.contextmanager
     def hold(self, name: str, wait: bool = False) -> Iterator[bool]:
-        """Keeps other processes from a run inside the context; contexts may be nested.
+        """Locks a run against other processes in the context; contexts may be nested.
 
         Args:
-            name: Name of a run, or another name without a run.
-            wait: Whether to wait for another process.
+            name: Name of a run, or any other name.
+            wait: Whether to wait for a process that has the lock.
 
         Yields:
             Whether this process has the lock.
@@ -278,12 +278,12 @@ class RunSet(Generic[Settings]):
         return job.second_stage(job.settings, self.run_folder(job.after))
 
     def path(self, name: str) -> Path:
-        """Returns the folder of a name, with the run's folder if it is the name of a run."""
+        """Returns the folder of a name; a run with this name has its folder in there."""
         return self.folder / _RUNS / name
 
 
 class _Clock(Observer):
-    """Adds the time inside the context to a file, which no other process writes meanwhile."""
+    """Adds the time in the context to a file, which other processes must not write meanwhile."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,7 +1,8 @@
-"""A search for settings: trials of Optuna's studies, in a journal that several processes share.
+"""A search for settings with Optuna, whose trials are in a journal that several processes share.
 
-The process that runs a trial has its lock (see `runset.RunSet.hold`): a running trial without a
-lock belongs to a dead process, and the next process resumes it. Trials are taken one at a time.
+The process that runs a trial has the trial's lock (see `runset.RunSet.hold`). A running trial
+without a lock belongs to a dead process, and another process resumes it. A process takes one trial
+at a time.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ JOURNAL = "trials/journal.log"
 # Attributes of trials: seconds of training, and the reason of an early end.
 SECONDS, ENDED = "seconds", "ended"
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-# States of trials in the budget; a failed trial is replaced.
+# States of trials that count towards the budget; a failed trial is replaced.
 COUNTED = (*FINISHED, TrialState.RUNNING)
-# A search by hours ends after this many trials in a row without training.
+# A search limited by --hours ends after this many trials in a row without training.
 NOTHING_NEW = 20
-# Number of trials that are drawn at random and not pruned.
+# Number of first trials, whose settings are random, and which are not pruned.
 _NUM_AT_FIRST = 5
 _ASK = ".ask"
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The trials of each method, and the seconds of training of all together; None for any number.
+    """The number of trials per method, and the seconds of training of all; None for no limit.
 
-    Methods share the seconds evenly. A method that finds nothing new to train, in `NOTHING_NEW`
-    trials in a row, has no more trials by time.
+    Methods share the seconds evenly. If only the seconds are limited, a method ends after
+    `NOTHING_NEW` trials in a row without new settings to train.
     """
 
     trials: Optional[int]
@@ -67,8 +68,8 @@ class Claim:
     """A running trial, which no other process takes until `held` is closed.
 
     Attributes:
-        equal: The first finished one of the earlier trials with equal values, as a run is a
-            function of its settings; None if the values are new.
+        equal: The first finished trial with equal values, whose result is reused; None if the
+            values are new.
     """
 
     name: str
@@ -92,8 +93,8 @@ class Search:
     """A search for settings of several methods.
 
     Args:
-        seeds: Seeds of the runs of each trial; the first one is also the search's seed.
-        warm_up: First step of a trial in which it may end early.
+        seeds: Seeds of the runs of each trial; the first one is also the seed of the search.
+        warm_up: First step after which a trial may end early.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Search:
         return optuna.load_study(study_name=name, storage=self._storage, **options)
 
     def begin(self) -> None:
-        """Adds missing studies, and the given settings as the first trial, unless it has ended."""
+        """Creates missing studies; enqueues the given settings as a trial if no trial has them."""
         direction = "maximize" if self.objective.higher_is_better else "minimize"
         for name, arm in self.arms.items():
             values, outside = arm.start(self.seeds[0])
@@ -143,7 +144,7 @@ class Search:
                     study.enqueue_trial(values)
 
     def run(self, show_progress: bool) -> None:
-        """Runs trials until the budget is used, or taken by other processes; after `begin`.
+        """Runs trials until the budget is used, or other processes run the rest; after `begin`.
 
         Raises:
             Interrupted: If a signal asked to stop; finished rounds are saved.
@@ -191,10 +192,10 @@ class Search:
     def take(self) -> Optional[Claim]:
         """Takes the next trial: one of a dead process, or a new one.
 
-        Methods take turns, so that at any time each has had the same budget, up to one trial.
+        Methods alternate, so that at any time their used budgets differ by at most one trial.
 
         Returns:
-            The trial, locked until its claim is closed; None if the budget is used or taken.
+            The trial, locked until its claim is closed; None if no trial is left.
         """
         with self.runs.hold(_ASK, wait=True):
             for name in self.arms:
@@ -209,7 +210,7 @@ class Search:
     def _claim(self, name: str, number: int) -> Optional[Claim]:
         """Returns a running trial with its values and its lock.
 
-        None if another process has it, or has ended it.
+        None if another process runs the trial, or has ended it.
         """
         with contextlib.ExitStack() as held:
             lock = trial_name(name, number)
@@ -223,7 +224,7 @@ class Search:
                 # Another process has ended the trial since the lookup.
                 return None
             trial = Trial(study, frozen._trial_id)
-            # The process may have died between two draws.
+            # A process may have died after it had drawn some of the values.
             for flag, dimension in self.arms[name].dimensions.items():
                 if flag in frozen.params and flag not in given_values(frozen):
                     # Repeat the draw, so that the next one is as in an uninterrupted trial.
@@ -248,14 +249,14 @@ class Search:
             trial.set_user_attr(SECONDS, seconds)
         if reason:
             trial.set_user_attr(ENDED, reason)
-        # The last reported value of a pruned trial stays.
+        # For a pruned trial without a value, Optuna keeps the last reported one.
         end(trial.number, value, TrialState.PRUNED if value is None else TrialState.COMPLETE)
         work.note(f"{where}: {described(value, reason, self.objective)}")
 
     def outcome(self, claim: Claim, work: LongWork) -> tuple[Optional[float], str]:
         """Makes the missing runs of a trial; returns its objective, or the reason of an early end.
 
-        A trial with the values of a finished one reports and ends as that one did.
+        A trial with the same values as a finished trial copies its reports and its outcome.
 
         Raises:
             Interrupted: If a signal asked to stop; finished rounds are saved.
@@ -309,9 +310,8 @@ def check_examples(objective: Objective, result: Mapping[str, Any]) -> None:
 class Watch(Observer):
     """Reports the evaluations of a trial to Optuna, and ends trials that are not promising.
 
-    In the run of the k-th seed, counted from 0, a reported value is the mean of that evaluation and
-    of `values`, the results of earlier seeds. Its step is k times the rounds of a run, plus the
-    round.
+    In the run of the k-th seed, counted from 0, the reported value is the mean of the evaluation
+    and of `values`, the results of the earlier seeds. The reported step is k * `rounds` + round.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class Watch(Observer):
     ) -> None:
         self._trial, self._objective = claim.trial, objective
         self._before, self._rounds = rounds * len(values), rounds * num_runs
-        # A resumed run repeats evaluations.
+        # Remember the reported steps, as a resumed run repeats evaluations.
         self._reported, self._values = claim.reported(), [*values]
 
     def after_round(self, finished: FinishedRound) -> None:
@@ -352,10 +352,10 @@ class Watch(Observer):
 
 
 class _JournalLock:
-    """The lock of a journal, which the kernel takes from a dead process; see `JournalFileBackend`.
+    """The lock of a `JournalFileBackend`, which the kernel releases if the process dies.
 
     Args:
-        path: The journal, in a separate folder.
+        path: The journal. Its folder is locked, and must contain nothing else to lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -384,7 +384,7 @@ def trial_name(name: str, number: int) -> str:
 
 
 def given_values(trial: FrozenTrial) -> Mapping[str, Any]:
-    """Returns the values of a trial that were not drawn, by flag; empty for most trials."""
+    """Returns the values of a trial that were given instead of sampled, by flag."""
     values: Mapping[str, Any] = trial.system_attrs.get("fixed_params", {})
     return values
 
@@ -397,7 +397,7 @@ def described(value: Optional[float], reason: str, objective: Objective) -> str:
 
 
 def finds_nothing_new(trials: Sequence[FrozenTrial]) -> bool:
-    """Whether the last trials did not train: they had values of earlier ones, or were refused."""
+    """Whether the last trials trained nothing, as their values were repeated or invalid."""
     last = trials[-NOTHING_NEW:]
     return len(last) == NOTHING_NEW and all(
         trial.state in FINISHED and SECONDS not in trial.user_attrs for trial in last
@@ -406,9 +406,9 @@ def finds_nothing_new(trials: Sequence[FrozenTrial]) -> bool:
 
 def _sampler(seed: int) -> TPESampler:
     with warnings.catch_warnings():
-        # Two arguments are experimental.
+        # Optuna warns that two of the arguments are experimental.
         warnings.simplefilter("ignore", ExperimentalWarning)
-        # A constant liar avoids the values that other processes try now.
+        # The constant liar avoids values that other processes are trying at the same time.
         return TPESampler(
             seed=seed, n_startup_trials=_NUM_AT_FIRST, multivariate=True, constant_liar=True
         )

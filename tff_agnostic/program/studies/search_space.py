@@ -24,12 +24,12 @@ from tff_agnostic.program.runs.options import run_flags
 
 FORM = "LOW..HIGH, LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,..."
 _CHOICE, _LOG, _DOTS = "choice:", "log:", ".."
-# Separates choices with commas.
+# Separator of choices that contain commas.
 _BAR = "|"
 _NUMBERS = (int, float)
-# Tolerance for a range that is a whole number of steps wide: decimal numbers are not exact.
+# Relative tolerance of the number of steps in a range, as decimal numbers are inexact.
 _TOLERANCE = 1e-9
-# Searchable settings of every run: those of training, not of its length or its evaluation.
+# Settings of every run that may be searched: they change neither its length nor its evaluation.
 _RUN_SETTINGS = ("clients_per_round", "cohort_sampling", "max_examples")
 _ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
 # Decimals of plain numbers in tables.
@@ -45,9 +45,8 @@ class Dimension:
     """A setting and its range.
 
     Attributes:
-        setting: The setting.
         text: The range as the user wrote it.
-        distribution: The range for Optuna. A choice is between the strings of its values.
+        distribution: The range as Optuna's distribution; choices are strings.
     """
 
     setting: Flag
@@ -60,7 +59,7 @@ class Dimension:
         return self.setting.name
 
     def draw(self, trial: Trial) -> None:
-        """Draws a value for a trial, unless it has one."""
+        """Samples a value for a trial, unless the trial has one already."""
         name, drawn = self.flag, self.distribution
         if isinstance(drawn, CategoricalDistribution):
             trial.suggest_categorical(name, drawn.choices)
@@ -80,7 +79,7 @@ class Dimension:
         return [self.value(self.distribution.low), self.value(self.distribution.high)]
 
     def sampled(self, value: Any) -> Optional[Any]:
-        """Returns Optuna's value for a value of the setting; None if it is outside."""
+        """Returns Optuna's value for a value of the setting; None if it is outside the range."""
         distribution = self.distribution
         if isinstance(distribution, CategoricalDistribution):
             return next((c for c in distribution.choices if self.value(c) == value), None)
@@ -157,8 +156,8 @@ def parse_search(
 ) -> dict[str, dict[str, Dimension]]:
     """Returns the dimensions of each method by flag, as --search describes them.
 
-    "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" has one setting of every algorithm, and one
-    of q_ffl. A method's own range replaces the shared one.
+    "client_learning_rate=log:0.01..1;q_ffl:q=0.1..5" varies one setting of every method, and one
+    setting of q_ffl only. A method's own range of a setting replaces the shared range.
 
     Args:
         methods: Flags of the settings of each method, by its name.
@@ -200,7 +199,8 @@ def searchable(task: str, options: Optional[Mapping[str, Flag]] = None) -> Regis
     Files, and options that select the evaluated clients, are excluded.
 
     Args:
-        options: Every option of runs by its flag, if users' algorithms have some.
+        options: All options of runs by flag, including options of users' algorithms; None if there
+            are no users' algorithms.
     """
     actual = {
         name: setting
@@ -235,10 +235,10 @@ STATISTICS = ("worst", SUPERQUANTILE, "overall", "client_mean")
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A number of an evaluation.
+    """A number of an evaluation, with its weight in an objective.
 
     Attributes:
-        weight: Weight in the objective; all weights sum to 1.
+        weight: Weight in the objective; the weights of all terms sum to 1.
         statistic: A member of `STATISTICS`, or `DOMAIN_TERM`.
         domain: Name of the domain; None for numbers of all domains.
     """
@@ -255,7 +255,7 @@ class Term:
         return f"{self.statistic}{domain}:{self.measure.name}"
 
     def value_in(self, result: Mapping[str, Any]) -> Optional[float]:
-        """Returns the number in an evaluation as JSON; None if it is not a finite number."""
+        """Returns the number from an evaluation in JSON; None if it is not finite."""
         name, overall = self.measure.name, result["overall"]
         if self.domain is not None:
             return result["domains"][self.domain][name]
@@ -272,7 +272,8 @@ class Objective:
     """A weighted mean of numbers of an evaluation.
 
     Attributes:
-        terms: The numbers, one or more; measures of all of them are better in one direction.
+        terms: The weighted numbers, at least one. Higher values are better for all of their
+            measures, or for none.
     """
 
     terms: tuple[Term, ...]
@@ -284,7 +285,7 @@ class Objective:
 
     @property
     def unit(self) -> Unit:
-        """Unit of the number; `NONE` for a mix of units."""
+        """Unit of the objective; `NONE` if the terms have different units."""
         units = {term.measure.unit for term in self.terms}
         return units.pop() if len(units) == 1 else Unit.NONE
 
@@ -301,7 +302,7 @@ class Objective:
         return f"{cell(value, self.unit, DECIMALS)}{'%' if self.unit is Unit.SHARE else ''}"
 
     def value_in(self, result: Mapping[str, Any]) -> Optional[float]:
-        """Returns the objective of an evaluation as JSON; None if a number of it is not finite."""
+        """Returns the objective's value for an evaluation in JSON; None if it is not finite."""
         values = [term.value_in(result) for term in self.terms]
         defined = [value for value in values if value is not None]
         if len(defined) < len(values):
@@ -321,8 +322,10 @@ def parse_objective(
     their sum.
 
     Args:
-        text: "worst", "superquantile:loss", "domain(es-AR)" or "0.7*worst+0.3*overall", say.
+        text: The objective, such as "worst", "superquantile:loss", "domain(es-AR)" or
+            "0.7*worst+0.3*overall".
         measures: Measures of an evaluation, the loss first.
+        more: Further statistics that the objective may name, such as "regret".
     """
     terms = []
     for match in _terms(text, domains):

@@ -32,9 +32,9 @@ class SearchedArm:
     """A method whose settings are searched.
 
     Attributes:
-        given: The user's request; its settings are those of all methods.
-        settings: Settings of this method, with the algorithm, by flag.
-        options: Options of the task, by field: given ones, and those of the held-out split.
+        given: The user's request, with the settings that all methods share.
+        settings: Settings of this method by flag, including the algorithm.
+        options: Options of the task, by field, including options that select the held-out split.
         dimensions: The search space by flag.
     """
 
@@ -57,11 +57,11 @@ class SearchedArm:
         return str(Path(algorithm).resolve()) if is_user_file(algorithm) else algorithm
 
     def spec(self, sampled: Mapping[str, Any], seed: int) -> RunSettings:
-        """Returns a run.
+        """Returns the settings of a run.
 
         Args:
-            sampled: Optuna's values of some dimensions, by flag; the others have given values, or
-                their defaults.
+            sampled: Optuna's values of some dimensions, by flag; the other dimensions have their
+                given or default values.
         """
         return self._resolved({f: self.dimensions[f].value(v) for f, v in sampled.items()}, seed)
 
@@ -69,8 +69,8 @@ class SearchedArm:
         """Returns Optuna's values of the given settings, as a first trial.
 
         Returns:
-            The values by flag, and a message for each omitted setting, whose value is outside of
-            the search space.
+            The values by flag. Settings outside of the search space are omitted; the list has a
+            message for each of them.
         """
         flags = self.spec({}, seed).flags()
         given = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}
@@ -83,9 +83,10 @@ class SearchedArm:
         return {name: value for name, value in values.items() if value is not None}, outside
 
     def check(self, seed: int, task: Task) -> None:
-        """Checks that both ends of every range, and every choice, make a run.
+        """Checks that both ends of every range, and every choice, give a valid run.
 
-        The other dimensions have given values, or their first values if these are outside.
+        In each check, the other dimensions have their given values, or their first value if the
+        given one is outside of the range.
         """
         given, _ = self.start(seed)
         options = self.spec({}, seed).task_options
@@ -102,7 +103,7 @@ class SearchedArm:
                     raise UserError(f"--search: {flag}={dim.text}: {self.name}: {e}") from None
 
     def best_run(self, sampled: Mapping[str, Any]) -> RunSettings:
-        """Returns a run with sampled values as `train` makes it: without seed and split."""
+        """Returns the settings of `train` for sampled values, without seed and held-out split."""
         fixed, given = split_options(self.task), self.given.task_options(self.task)
         options = {name: value for name, value in given.items() if name not in fixed}
         return dataclasses.replace(self, options=options).spec(sampled, 0)
@@ -111,7 +112,8 @@ class SearchedArm:
         searchable = task_settings(self.task)
         options = {f: v for f, v in values.items() if f in searchable}
         drawn = {f: v for f, v in values.items() if f not in searchable}
-        # A setting may only have an effect with certain values of another one.
+        # Pass sampled values as settings of all methods, which may have no effect on a run: some
+        # only have an effect with certain values of others.
         given = dataclasses.replace(self.given, settings={**self.given.settings, **drawn})
         fixed = {f: v for f, v in self.settings.items() if f not in drawn}
         return given.resolved_spec({**fixed, "seed": seed}, {**self.options, **options})
@@ -131,7 +133,7 @@ def check_run(spec: RunSettings, task: Task) -> None:
 
 
 def train_flags(arm: SearchedArm, spec: RunSettings, remark: str) -> str:
-    """Returns a file with the flags of a run of a method, for `train` and `compare`."""
+    """Returns the text of a flag file for a method's run, for `train` and `compare`."""
     # Each of the two commands has one of these flags, and ignores the other.
     which = ["--undefok=algorithm,algorithms", f"--algorithms={arm.file_or_name}"]
     return _file(remark, [*which, *train_command(spec, keeps_folders=True)[2:]])
@@ -140,9 +142,9 @@ def train_flags(arm: SearchedArm, spec: RunSettings, remark: str) -> str:
 def compare_flags(
     arms: Mapping[str, SearchedArm], specs: Mapping[str, RunSettings], remark: str
 ) -> Optional[str]:
-    """Returns a file with the flags of a comparison of runs, one of each method.
+    """Returns the text of a flag file for a comparison with one run per method.
 
-    None if they have different options of the task, which the methods of a comparison share.
+    None if the runs differ in options of the task, which the methods of a comparison must share.
     """
     first, *others = (spec.task_options for spec in specs.values())
     if any(options != first for options in others):

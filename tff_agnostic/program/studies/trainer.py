@@ -1,4 +1,4 @@
-"""Training of a study's runs in run folders, with tasks that several runs share."""
+"""Trains a study's runs in their folders; runs share loaded tasks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def study(
 class LoadedTasks:
     """Loads the tasks of runs, and keeps the last ones.
 
-    Each load builds the model of a user's file again, and a runtime traces each of these models.
+    Reusing a task saves work: each load builds the model of a user's file again, and the runtime
+    traces each model.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The command `tune`: settings chosen on the held-out split, with one budget per method."""
+"""The command `tune`: searches for settings on the held-out split, with equal budgets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tff_agnostic.program.studies.tuning_page import SearchResult, tuning_page
 from tff_agnostic.tasks.task import DATA, Task
 
 BEST_FLAGS, COMPARE_FLAGS, RESULT = "best.flags", "compare.flags", "tuned.json"
-# Keyed digest of the examples of a private search.
+# File with a keyed digest of the examples of a private search.
 _DATA_FILE = "data.secret"
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
@@ -54,20 +54,20 @@ class TuneOptions(ArmOptions):
 
     Attributes:
         search: Search space: [ROW:]SETTING=RANGE, separated by semicolons. A RANGE is LOW..HIGH,
-            LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that have commas are separated
-            by |. Without ROW it is for every algorithm that has the setting.
-        objective: The objective on the held-out split: NAME[:MEASURE], or several as
+            LOW..HIGH/STEP, log:LOW..HIGH or choice:A,B,...; choices that contain commas are
+            separated by |. A range without ROW is for every method that has the setting.
+        objective: Objective on the held-out split: NAME[:MEASURE], or a sum such as
             0.7*worst+0.3*overall. Names: worst, superquantile, overall, client_mean, and domain(D)
-            for the domain D. A measure is loss or a metric of the task; its first metric if none is
-            named.
-        trials: Trials of each algorithm. [20; with --hours as many as fit]
-        hours: Hours of training for all algorithms, which share them evenly, over all processes and
-            sessions. An algorithm that has used its share starts no further trial.
-        repeats: Runs of each trial, whose mean counts; their seeds are --seed, --seed + 1, and so
-            on.
-        prune_after: Rounds of a trial, over all its repeats, after which it may end early: from the
-            6th trial on, if it is worse than the median of the others after the same round. [a
-            quarter]
+            for the domain D. A measure is loss or a metric of the task, by default its first
+            metric.
+        trials: Number of trials per method. [20; with --hours as many as fit]
+        hours: Hours of training for all methods together, over all processes and sessions. A method
+            that has used its equal share of them starts no further trial.
+        repeats: Number of runs per trial, whose mean is the trial's result; their seeds are --seed,
+            --seed + 1, and so on.
+        prune_after: Number of rounds, over all repeats, after which a trial may end early: from the
+            6th trial on, if it is worse than the median of the other trials after the same round.
+            [a quarter of the rounds]
         output_dir: Folder of the search. [runs/tune-TASK-NUMBER, a new one]
         resume: Resume the search in --output_dir, or share its trials with other processes.
     """
@@ -111,7 +111,7 @@ def tune(given: RunArguments) -> None:
         if is_private:
             print("note: epsilon is that of one run; the choice among several is not covered")
         search.run(given.show_progress)
-    # Lock the folder, so that all results are of the same trials, and replace no newer ones.
+    # Lock the folder, so that all results are from the same trials and replace no newer results.
     with folder_lock(runs.folder, wait=True):
         report(search, given.typed)
 
@@ -199,7 +199,7 @@ def report(search: Search, command: str) -> None:
     """Prints the trials and the best of them, and writes the results of a search.
 
     Args:
-        search: The search, which has ended; other processes may still run trials of it.
+        search: The completed search; other processes may still run some of its trials.
     """
     path = search.runs.folder
     result = SearchResult(search, {name: search.trials(name) for name in search.arms})
@@ -242,7 +242,7 @@ def _write_flags(search: Search, result: SearchResult) -> None:
         make_folder(file.parent)
         write_text(file, train_flags(arm, specs[name], f"{arm.label} on {arm.task}: {which}."))
         print(f"{name}: {which}: ./run train --flagfile={file}")
-    # Remove flag files, as those of earlier trials would be wrong.
+    # Remove an earlier flag file, which would be wrong for the new best trials.
     with write_errors(path):
         (path / COMPARE_FLAGS).unlink(missing_ok=True)
     if len(search.arms) == 1 or len(specs) < len(search.arms):

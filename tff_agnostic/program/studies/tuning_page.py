@@ -65,13 +65,13 @@ class SearchResult:
 
     @functools.cached_property
     def best(self) -> dict[str, FrozenTrial]:
-        """The best complete trial of each method that has one, the first of equal ones."""
+        """The best complete trial of each method, the first of equal trials; some have none."""
         trials = {name: best_trial(entry, self.objective) for name, entry in self.trials.items()}
         return {name: trial for name, trial in trials.items() if trial is not None}
 
     @functools.cached_property
     def given(self) -> dict[str, FrozenTrial]:
-        """The complete trial with the given settings of each method that has one."""
+        """The complete trial of each method that has the given settings; some have none."""
         return {
             name: trial
             for name in self.best
@@ -82,7 +82,7 @@ class SearchResult:
 
     @functools.cached_property
     def runs(self) -> Comparison:
-        """The runs of the best trials, and those with the given settings."""
+        """The runs of the best trials, and of the trials with the given settings."""
         best = {name: self._run_names(name, trial) for name, trial in self.best.items()}
         given = {as_given(n): self._run_names(n, trial) for n, trial in self.given.items()}
         labels = {n: f"{self.labels[n]} with trial {t.number}" for n, t in self.best.items()}
@@ -98,14 +98,14 @@ class SearchResult:
         return dataclasses.replace(self.runs, trials=trials, labels=self.labels)
 
     def _run_names(self, name: str, trial: FrozenTrial) -> list[str]:
-        # Only the first of equal trials has runs.
+        # Of trials with equal values, only the first has runs.
         equal = (t for t in self.trials[name] if t.params == trial.params)
         first = next(t.number for t in equal if t.state is TrialState.COMPLETE)
         return [f"{trial_name(name, first)}/seed_{seed}" for seed in self.search.seeds]
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict, which ends with the limits of a search."""
+        """The sentences of the verdict, and finally of the limits of a search."""
         lines = []
         for name, trial in self.best.items():
             if name not in self.given:
@@ -120,7 +120,6 @@ class SearchResult:
                 lines += row_sentences(self.runs, name, as_given(name), _MORE_SEEDS)
         if self.best:
             lines += verdicts(self.best_runs, _MORE_SEEDS)
-        # The best of several trials does not show all differences.
         if len(self.search.seeds) == 1:
             lines.append(
                 "Each trial is one run of one seed (--repeats=1): how much of a difference between "
@@ -143,7 +142,7 @@ def as_given(name: str) -> str:
 
 
 def best_trial(trials: Sequence[FrozenTrial], objective: Objective) -> Optional[FrozenTrial]:
-    """Returns the best complete trial, the first of equal ones; None if there is none."""
+    """Returns the best complete trial, the first of equal trials; None if none is complete."""
     sign = -1 if objective.higher_is_better else 1
     complete = {t.number: t for t in trials if t.state is TrialState.COMPLETE}
     values = {number: sign * (trial.value or 0.0) for number, trial in complete.items()}
@@ -153,10 +152,10 @@ def best_trial(trials: Sequence[FrozenTrial], objective: Objective) -> Optional[
 def tuning_page(
     result: SearchResult, specs: Mapping[str, RunSettings], command: str, title: str
 ) -> Page:
-    """Returns the page, which a terminal shows in part.
+    """Returns the page of a search; a terminal shows only some of its sections.
 
     Args:
-        specs: The first run of each best trial.
+        specs: Settings of the first run of each best trial.
     """
     num_trials = counted(sum(map(len, result.trials.values())), "trial")
     sections = [
@@ -180,7 +179,7 @@ def tuning_page(
 
 
 def _figures(result: SearchResult) -> list[Block]:
-    """Returns the gains of the best settings over the given ones, and of methods over FedAvg."""
+    """Returns figures of the gains of best over given settings, and of methods over FedAvg."""
     baseline, best = result.best_runs.baseline, result.best
     given = [n for n, trial in result.given.items() if trial.number != best[n].number]
     pairs = [(n, as_given(n)) for n in given] + [(n, baseline) for n in best if n != baseline]
@@ -206,7 +205,7 @@ def _best(result: SearchResult) -> Table:
 
 
 def trial_table(label: str, trials: Sequence[FrozenTrial], objective: Objective) -> Table:
-    """Returns a row for each trial of a method, the best complete one marked."""
+    """Returns a table of a method's trials, with a mark on the best complete trial."""
     settings = list(dict.fromkeys(name for trial in trials for name in trial.params))
     best = best_trial(trials, objective)
     rows: list[Sequence[Cell]] = []

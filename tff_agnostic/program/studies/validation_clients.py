@@ -1,9 +1,9 @@
-"""The validation clients of a choice: held-out clients, or half of them with baseline runs.
+"""The validation clients of `recommend`: the held-out clients, or half of them.
 
 A baseline run stops at the round that is best on held-out clients (`runs.baselines`), so a method
-that follows its losses has seen these clients. Therefore one half of the held-out clients stops
-baseline runs, and the other half validates. A fraction of the training clients replaces missing
-held-out clients.
+with these baselines depends on those clients. Therefore, if there are baseline runs, one half of
+the held-out clients stops them, and the other half validates. If a task has no held-out clients, a
+fraction of the training clients replaces them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
 # One in this many training clients validates if a task has no held-out clients.
 _ONE_IN = 5
-# Distinguishes this draw from others with the run's seed.
+# Distinguishes this random stream from other streams with the run's seed.
 _STREAM = 17
 _FINGERPRINT = "validation clients"
 
 
 def one_in(counts: np.ndarray, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns a mask of clients: one part of several, with its fraction of each domain.
+    """Returns a mask that selects one in `parts` clients, with the same fraction of each domain.
 
-    Clients are taken in turns, from a list that is sorted by the domain of most of their examples
-    and is otherwise random.
+    The mask selects every `parts`-th client of a list that is sorted by domain and otherwise
+    random. A client's domain is the domain of most of its examples.
 
     Args:
         counts: Examples of each client and domain, int64 [n, p].
 
     Returns:
-        bool [n].
+        The mask, bool [n].
     """
     order = rng.permutation(len(counts))
     order = order[np.argsort(counts[order].argmax(axis=1), kind="stable")]
@@ -56,7 +56,7 @@ class ValidationClients:
 
     Attributes:
         data: The client store of tasks that read one; otherwise None.
-        seed: Seed of the divisions, equal for all runs.
+        seed: Seed of the random divisions of clients, which are equal for all runs.
         is_halved: Whether half of the held-out clients stop baseline runs.
     """
 
@@ -69,7 +69,7 @@ class ValidationClients:
 
     @property
     def are_heldout(self) -> bool:
-        """Whether validation clients are held-out clients, and not training clients."""
+        """Whether validation clients are held-out clients instead of training clients."""
         if not heldout_defaults(self.task):
             return False
         return self.data is None or HELDOUT_SPLIT in load_store(self.data).splits()
@@ -83,7 +83,7 @@ class ValidationClients:
         return self._divided(spec)[0]
 
     def stopping(self, spec: RunSettings) -> Task:
-        """Returns the task of a baseline run, evaluated on the clients that stop it."""
+        """Returns the task of a baseline run, evaluated on the clients that stop baseline runs."""
         return self._divided(spec)[1]
 
     def _divided(self, spec: RunSettings) -> tuple[Task, Task]:
@@ -123,7 +123,7 @@ class ValidationClients:
 def _split(
     clients: ClientDataset, num_domains: int, parts: int, rng: np.random.Generator
 ) -> tuple[ClientDataset, ClientDataset]:
-    """Returns one part of the clients, and the others."""
+    """Returns one in `parts` clients, and the other clients."""
     taken = one_in(client_domain_counts(clients, num_domains), parts, rng)
     ids = clients.client_ids
     part, rest = ([ids[i] for i in np.flatnonzero(entry)] for entry in (taken, ~taken))
@@ -133,11 +133,11 @@ def _split(
 def check_judges(task: Task) -> list[str]:
     """Checks the number of validation clients; returns the domains with too few.
 
-    Clients of different sizes count as fewer clients of one size: Kish's number, as for the
-    intervals of `metrics.intervals`.
+    Clients are counted by Kish's effective number, as in `metrics.intervals`: clients of different
+    sizes count as fewer clients of equal size.
 
     Raises:
-        UserError: If every domain has too few.
+        UserError: If every domain has too few validation clients.
     """
     names = task.domain_names
     if len(names) < 2:

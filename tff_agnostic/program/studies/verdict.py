@@ -1,7 +1,7 @@
 """The verdict of a comparison: claims about two methods, affected domains, and next steps.
 
-Its figure shows the gain of each domain. `neglected` finds the domains that a method sacrifices:
-they are worse off than with FedAvg, at a lambda near 0.
+The figure of a verdict shows the gain in each domain. `neglected` finds the domains that a method
+sacrifices: they are worse off than with FedAvg, and their lambda is near 0.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def gain_claim(
 def verdict(
     context: ClaimContext, all_gains: Mapping[str, Gain], has_next: bool = True
 ) -> list[str]:
-    """Returns the sentences about a method and the method that it is compared with.
+    """Returns the sentences that compare a method with another one.
 
     Args:
         all_gains: Gain of each domain, of `WORST` and of `OVERALL`; NaN without test examples.
@@ -143,9 +143,9 @@ def verdict(
 
 
 def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
-    """Returns the sentences about each method and FedAvg, or the first; none for one method.
+    """Returns the sentences that compare each method with FedAvg, or with the first method.
 
-    Sentences that all methods share are stated once, at the end.
+    Sentences that are equal for all methods are stated once, at the end. Empty for one method.
     """
     baseline, measure = comparison.baseline, comparison.main_measure
     rows = [row for row in comparison.trials if row != baseline]
@@ -169,14 +169,14 @@ def verdicts(comparison: Comparison, more_seeds: str = TRIALS) -> list[str]:
 def row_sentences(
     comparison: Comparison, row: str, baseline: str, more_seeds: str = TRIALS
 ) -> list[str]:
-    """Returns the sentences about two methods, without advice."""
+    """Returns the sentences that compare two methods, without advice."""
     measure = comparison.main_measure
     context = _context(comparison, row, baseline, measure, more_seeds)
     return verdict(context, gains(comparison, row, baseline, measure), has_next=False)
 
 
 def worst_sentence(comparison: Comparison, row: str, baseline: str) -> str:
-    """Returns the sentence about the worst domains of two methods."""
+    """Returns the sentence that compares two methods in their worst domains."""
     measure = comparison.main_measure
     context = _context(comparison, row, baseline, measure, TRIALS)
     return sentence(context.worst_claim(gain(comparison, row, baseline, WORST, measure)))
@@ -197,7 +197,7 @@ def why_no_interval(gain: Gain, split: str) -> str:
 
 
 def shortfall(gain: Gain, split: str, more_seeds: str = TRIALS) -> str:
-    """Returns the data needed for an interval without 0; empty if unknown.
+    """Returns a text about the data that would show a difference; empty if that is unknown.
 
     Args:
         more_seeds: The flag for more seeds.
@@ -234,7 +234,7 @@ def shortfall(gain: Gain, split: str, more_seeds: str = TRIALS) -> str:
 
 
 def _majority(comparison: Comparison, row: str) -> list[str]:
-    """Returns the sentence about domains where a method is no better than the majority class."""
+    """Returns the sentence about domains where a method is no better than a constant predictor."""
     if ACCURACY not in comparison.measures:
         return []
     trials = comparison.trials[row]
@@ -262,7 +262,7 @@ def _context(
 
 
 def _scope(context: ClaimContext, all_gains: Sequence[Gain], domains: Sequence[Gain]) -> list[str]:
-    """Returns the scope of the intervals."""
+    """Returns sentences about the clients and seeds that the intervals cover."""
     defined = [gain for gain in all_gains if gain.interval() is not None]
     few = any(gain.has_too_few_clients for gain in all_gains)
     note = [enough_clients_note()] if few else []
@@ -332,7 +332,7 @@ def neglected(comparison: Comparison, runs: Mapping[str, RunSettings]) -> list[s
 def verdict_figure(
     comparison: Comparison, row: str, baseline: str, measure: Measure, gains: Mapping[str, Gain]
 ) -> matplotlib.figure.Figure:
-    """Returns the values of two methods in each domain, and below them the gains.
+    """Returns a figure of two methods' values in each domain, with the gains below.
 
     The baseline's worst domain is on top. Error bars are 95% intervals; those of gains are
     simultaneous.
@@ -381,7 +381,7 @@ def _draw_gains(
 
 
 def _lengths(gain: Gain, count: int, unit: Unit) -> tuple[float, float]:
-    """Returns the lengths of a gain's error bar to both sides; NaN without one."""
+    """Returns the lengths of a gain's error bar to both sides; NaN without an interval."""
     interval = gain.interval(count)
     if interval is None:
         return math.nan, math.nan
