@@ -103,8 +103,8 @@ def test_fingerprint_has_the_architectures(digits, tmp_path):
 def test_rejects_unfitting_files(digits, tmp_path):
     path = tmp_path / "m.keras"
     _save(path, layers.Dense(10), features=5)
-    expected = f"--base_predictors: {path}: expected a model of the task's features, x [n, 64] "
-    assert _error(digits, path).startswith(f"{expected}float32, found one that fails on them: ")
+    expected = f"--base_predictors: {path}: expected a model for the task's features, x [n, 64] "
+    assert _error(digits, path).startswith(f"{expected}float32, found a model that fails on them: ")
     _save(path, layers.Dense(12))
     assert _error(digits, path) == (
         f"--base_predictors: {path}: expected outputs [n, 10] float32 like the task's model, "

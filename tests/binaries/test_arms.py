@@ -89,7 +89,7 @@ def test_pooled_method_is_marked(compared, call, tmp_path):
     message = call.refused(
         tmp_path, export, f"--checkpoint={run}", f"--output_dir={tmp_path / 'p'}"
     )
-    assert message == "--pooled: expected a federated run to export, found one of pooled examples"
+    assert message == "--pooled: expected a federated run to export, found a run on pooled examples"
 
 
 @pytest.mark.nightly
@@ -107,7 +107,7 @@ def test_resume_adds_a_method(call, folder, compared):
     message = call.refused(path, compare, *flags, overrides, _ARMS.replace("q=5", "q=6"))
     assert message.endswith("holds another run: --q is 5.0 there and 6.0 here")
     message = call.refused(path, compare, *flags, overrides, _ARMS, "--rounds=3")
-    assert message.startswith("--rounds: expected the same as before for last_layer, whose second ")
+    assert message.startswith("--rounds: expected as many as before for last_layer, whose second ")
 
 
 def test_shorthands_have_their_settings():

@@ -99,7 +99,7 @@ _READERS = {
     "save_model": (save_model, "--checkpoint=run", "--output_dir=saved"),
     "export": (export, "--checkpoint=run", "--output_dir=export"),
 }
-_MENDED = "put back what was changed there, or the checkpoints of that run"
+_MENDED = "restore the changed values there, or the checkpoints of that run"
 
 
 @pytest.mark.nightly

@@ -293,13 +293,13 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
         train, *short, f"--lambda_baselines={file}", f"--output_dir={tmp_path / 'run'}"
     ).error
     assert message == (
-        "--lambda_baselines: expected baselines of the domains dark, light, found those of DARK, "
-        "LIGHT"
+        "--lambda_baselines: expected baselines of the domains dark, light, found baselines of "
+        "DARK, LIGHT"
     )
     assert not (tmp_path / "run").exists()
     run = path / "runs" / "plain" / "trial_00" / "run"
     message = call(train, "--task=digits", f"--lambda_baselines={run}").error
-    assert message.endswith("expected baselines of --task=digits, found those of custom")
+    assert message.endswith("expected baselines of --task=digits, found baselines of custom")
 
 
 @pytest.mark.slow_cases("algorithm1-kept_out")

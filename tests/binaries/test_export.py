@@ -71,7 +71,7 @@ def test_fleet_export_has_plan_and_readme(call, trained, exported, tmp_path):
     flags = (f"--checkpoint={trained}", "--backend=flower", f"--output_dir={path}")
     outcome = call.ok(export, *flags)
     assert outcome.out.splitlines()[-1] == (
-        "to play it by a fleet on this machine: ./run fleet demo "
+        "to run it with a fleet on this machine: ./run fleet demo "
         f"--export={path}/plan --clients=CLIENTS --nodes=4 --rounds=3"
     )
     assert "On-Device Personalization" not in outcome.out

@@ -30,7 +30,7 @@ def test_export_has_the_stores_clients(tmp_path):
         ("", "--data: expected the client store, as import_data makes it, found none"),
         ("--data=s.store", "--output: expected the file to write, found none"),
         ("--data=none --output=o", "--data: none: expected a client store, found nothing"),
-        ("--data=s.sqlite --output=o", "expected a folder, found a file of TFF's already"),
+        ("--data=s.sqlite --output=o", "expected a folder, found a file in TFF's format"),
         ("--data=s.store --output=s.sqlite", "stores are not overwritten"),
     ],
 )

@@ -235,7 +235,7 @@ def test_outputs_report_evaluation_privacy(call: Caller, folder):
         outcome = call.ok(evaluate, "--checkpoint=run", f"--output={name}")
         outputs.append(read_json(folder / name))
         assert outputs[-1]["privacy"]["evaluations"] == 1
-    assert "it is of this evaluation alone" in outcome.out
+    assert "it covers this evaluation only" in outcome.out
     assert outputs[0]["overall"]["loss"] != outputs[1]["overall"]["loss"]
     share = "--adaptation_share=0.5"
     assert "expected none with --private_evaluation" in call.refused(
@@ -258,7 +258,7 @@ def test_export_has_its_own_key(call: Caller, folder):
     assert run_plan("--plan=plan", "--verify").status == 0
     for flag in ("--noise_multiplier=0.1", "--clip_norm=3"):
         refused = call.refused(folder, export, "--checkpoint=run", flag, "--output_dir=other")
-        assert "has no effect on an export, whose noise is that of --checkpoint's run" in refused
+        assert "has no effect on an export: the run of --checkpoint determines the noise" in refused
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_resumed_distributed_runs_export_keeps_noise(call: Caller, folder):
     assert run_plan("--plan=fleet/plan", "--verify").status == 0
     fixed = ("--checkpoint=run", "--backend=flower", "--noise_generator=philox")
     assert call.refused(folder, export, *fixed, "--output_dir=other") == (
-        "--noise_generator has no effect on an export, whose noise is that of --checkpoint's run"
+        "--noise_generator has no effect on an export: the run of --checkpoint determines the noise"
     )
 
 

@@ -167,15 +167,15 @@ def test_missing_test_clients_raise_user_error(call: Caller, data, tmp_path):
 def test_diverged_fed_avg_raises_user_error(call: Caller, data, tmp_path):
     flags = ("--portfolio=fed_avg", "--tries=1", "--client_learning_rate=3e38", "--trials=1")
     message = call(recommend, *data, *flags, f"--output_dir={tmp_path / 'runs'}").error
-    assert message.startswith("expected FedAvg to have a result, with which others are compared")
+    assert message.startswith("expected a result of FedAvg, with which other methods are compared")
     assert "diverged" in message
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--portfolio=best",), "--portfolio: expected words of fed_avg, "),
-        (("--portfolio=uniform,uniform",), "--portfolio: expected different words, found"),
+        (("--portfolio=best",), "--portfolio: expected some of fed_avg, "),
+        (("--portfolio=uniform,uniform",), "--portfolio: expected different methods, found"),
         (("--objective=best",), "--objective: unknown objective 'best'"),
         (("--average_may_lose=much",), "--average_may_lose: expected a share from 0 to 1"),
         (("--average_may_lose=",), "--average_may_lose: expected a share from 0 to 1"),

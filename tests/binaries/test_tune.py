@@ -220,7 +220,7 @@ def test_invalid_flags_raise_user_error(call, folder, searched, arguments):
 def test_search_needs_heldout_split_and_ranges(call, folder):
     arguments = ("--task=toy_regression", "--output_dir=search")
     assert "one without: digits, adult" in call.refused(folder, tune, *arguments)
-    assert call.refused(folder, tune, *_DATA).startswith("--search: expected what to vary")
+    assert call.refused(folder, tune, *_DATA).startswith("--search: expected settings to vary")
     rows = [("train", image("a", "x", 1)), ("test", image("b", "x", 1))]
     write_store(folder / "s.sqlite", rows, "features")
     flags = ("--task=emnist", "--data=s.sqlite", "--search=client_batch_size=1..9")

@@ -230,7 +230,7 @@ _REFUSED = (
             "compared", f"compared/runs/agnostic_fed_avg/trial_00/run: {_REFUSED}", id="compared"
         ),
         pytest.param(
-            "search", "--output_dir: search holds another study: of other examples", id="search"
+            "search", "--output_dir: search holds another study, of different examples", id="search"
         ),
     ],
 )

@@ -75,7 +75,7 @@ def test_schedule_includes_references_for_excluded_methods(tmp_path):
     # 30 s per setting and per further trial, and as much per trial at the end.
     assert schedule(180 + 5 * 60 - 30) == (1, 5)
     assert schedule(180 + 30) == (1, 1)
-    with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more, .* and 2 at the end"):
+    with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more, .* and 2 final runs"):
         schedule(179)
 
 

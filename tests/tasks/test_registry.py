@@ -180,7 +180,7 @@ def test_check_heldout_rejects_other_splits():
     task = make_task("ab")
     check_heldout(dataclasses.replace(task, test_split="heldout"), "mine")
     for split in ("test", "train_clients"):
-        with pytest.raises(UserError, match=f"by the heldout split, found {split}"):
+        with pytest.raises(UserError, match=f"on the heldout split, found the split {split}"):
             check_heldout(dataclasses.replace(task, test_split=split), "mine")
 
 

@@ -233,8 +233,8 @@ def _keras_predictor(
     try:
         outputs = keras_model(_two_examples(model), training=False)
     except Exception as e:  # The file's code can raise anything.
-        expected = f"a model of the task's features, x {described(model.example_spec['x'])}"
-        raise _error(path, expected, f"one that fails on them: {in_one_line(e)}") from e
+        expected = f"a model for the task's features, x {described(model.example_spec['x'])}"
+        raise _error(path, expected, f"a model that fails on them: {in_one_line(e)}") from e
     _check_outputs(path, outputs, model)
     takes = takes_scores(model.loss)
     if outputs.shape.rank == 1 or outputs.shape[-1] == 1:
@@ -335,7 +335,7 @@ class _RunPredictors:
                 return None
             task = self._loaded(name, options, config)
         except KeyError as e:
-            raise _error(path, "every flag of a run", f"none called {e}") from e
+            raise _error(path, f"the flag {e} in config.json", "none") from e
         except UserError as e:
             raise UserError(f"{FLAG}: {path}: {e}") from e
         data_digests = {k: v for k, v in task.fingerprint.items() if k not in MODEL_CODE}
@@ -367,7 +367,7 @@ def _check_fits(path: Path, model: Model, task_model: Model) -> None:
             text = f"a model of the task's examples, {key} {described(expected)}"
             raise _error(path, text, f"one of {key} {described(spec)}")
     if output_kind(model) is not output_kind(task_model):
-        raise _error(path, "a model with the task's kind of loss", "another loss")
+        raise _error(path, "a model with the task's kind of loss", "a different kind of loss")
     _check_outputs(path, _two_outputs(model), task_model)
 
 

@@ -61,7 +61,7 @@ def check_choice(clients: ClientDataset, models: Mapping[str, ModelWeights], sha
     """Checks that there are several models, and that clients have examples to choose by."""
     if len(models) < 2:
         raise UserError(
-            "--adaptation_share: expected a family of models to choose from, found one: "
+            "--adaptation_share: expected a family of models to choose from, found one model, "
             f"{next(iter(models))}"
         )
     ids = clients.client_ids
@@ -73,5 +73,5 @@ def check_choice(clients: ClientDataset, models: Mapping[str, ModelWeights], sha
         raise UserError(
             f"--adaptation_share={share:g}: expected a share that leaves each client an example to "
             f"choose by, found {len(small)} of {len(ids)} clients with less than one, such as "
-            f"{first} of {small[first]} examples: {1 / small[first]:.3g} or more does"
+            f"{first} with {small[first]} examples: give {1 / small[first]:.3g} or more"
         )

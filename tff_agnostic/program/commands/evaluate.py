@@ -45,7 +45,7 @@ _SETTINGS = (
     "private_evaluation",
 )
 
-_ONE_CALL = "it is of this evaluation alone: what else was released of the same clients adds to it"
+_ONE_CALL = "it covers this evaluation only: other releases about the same clients add to it"
 
 
 @dataclasses.dataclass(frozen=True)

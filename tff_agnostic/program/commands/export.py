@@ -142,7 +142,7 @@ def export_plan(given: RunArguments) -> None:
     if backend.is_fleet:
         arguments = (f"--clients={clients_dir or 'CLIENTS'}", f"--nodes={demo_size(manifest)}")
         demo = ["./run", "fleet", "demo", f"--export={plan}", *arguments, "--rounds=3"]
-        print(f"to play it by a fleet on this machine: {shlex.join(demo)}")
+        print(f"to run it with a fleet on this machine: {shlex.join(demo)}")
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
@@ -151,7 +151,7 @@ def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
     for name in given.settings:
         if name in _NOISE_FLAGS:
             raise UserError(
-                f"--{name} has no effect on an export, whose noise is that of --checkpoint's run"
+                f"--{name} has no effect on an export: the run of --checkpoint determines the noise"
             )
         if name.startswith("secure_") and aggregation != "secure":
             raise UserError(f"--{name} has no effect with --profile={args.profile}")
@@ -176,13 +176,13 @@ def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
 def _check_exportable(spec: RunSettings, trained: RunSettings) -> None:
     if spec.config.pooled:
         raise UserError(
-            "--pooled: expected a federated run to export, found one of pooled examples"
+            "--pooled: expected a federated run to export, found a run on pooled examples"
         )
     aggregator = option_values(trained.config)["update_aggregator"]
     if aggregator != NONE:
         raise UserError(
-            f"--update_aggregator: expected none for an export, found {aggregator}: the server of "
-            "a plan sums updates"
+            f"--update_aggregator: expected none for an export, found {aggregator}: servers that "
+            "run a plan only sum updates"
         )
 
 

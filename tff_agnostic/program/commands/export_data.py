@@ -35,7 +35,7 @@ def export_data(given: CommandArguments) -> Path:
     with flags_in_errors(options):
         store = load_store(options.data)
         if not isinstance(store, ArrowStore):
-            raise UserError(f"{options.data}: expected a folder, found a file of TFF's already")
+            raise UserError(f"{options.data}: expected a folder, found a file in TFF's format")
         to_tff(store, options.output)
     return options.output
 

@@ -88,8 +88,8 @@ def import_state(given: RunArguments) -> None:
     spec = _exported_run(manifest, completed, given)
     if spec.config.rounds < completed:
         raise UserError(
-            f"--rounds: expected at least {completed}, which {args.server_state} has already, "
-            f"found {spec.config.rounds}"
+            f"--rounds: expected at least {completed}, the completed rounds of "
+            f"{args.server_state}, found {spec.config.rounds}"
         )
     task = spec.load_task()
     algorithm, fingerprint = build_algorithm(spec, task), spec.fingerprint(task)
@@ -97,7 +97,7 @@ def import_state(given: RunArguments) -> None:
         # Skip the digest of examples: nodes have their own.
         if name != DATA and fingerprint.get(name) != expected:
             raise UserError(
-                f"--plan: expected the {name} of its export ({expected}), found "
+                f"--plan: expected the {name} of the exported run ({expected}), found "
                 f"{fingerprint.get(name)}"
             )
     initial = Round(algorithm, spec.build_aggregation()).initialize()
@@ -128,13 +128,13 @@ def _exported_run(manifest: Mapping[str, Any], completed: int, given: RunArgumen
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(
-            "--plan: expected the export of training, found one of an evaluation: its rounds leave "
-            "the server's state as it was"
+            "--plan: expected the export of training, found the export of an evaluation, whose "
+            "rounds do not change the server's state"
         )
     if "differential_privacy" in manifest.get("privacy", {}):
         raise UserError(
-            "--plan: expected the export of a run without --privacy, found one of a private run: "
-            "only its server knows its key and its later releases"
+            "--plan: expected the export of a run without --privacy, found the export of a private "
+            "run: only its server knows the noise key and the later releases"
         )
     task = manifest["task"]
     settings = stored_values(build(RunConfig, DEFAULTS[task].settings))
@@ -152,7 +152,7 @@ def _exported_run(manifest: Mapping[str, Any], completed: int, given: RunArgumen
     try:
         exported = from_flags(flags)
     except KeyError as e:
-        raise UserError(f"manifest.json: settings: expected {e} of a run, found none") from e
+        raise UserError(f"manifest.json: settings: expected the setting {e}, found none") from e
     return given.based_on(exported)
 
 
@@ -176,7 +176,9 @@ def restored_state(template: RunState, tensors: Mapping[str, np.ndarray], where:
             )
         values.append(actual[()])
     if more := sorted({*tensors} - {*names}):
-        raise UserError(f"{where}: expected the state of this algorithm, found {more[0]} as well")
+        raise UserError(
+            f"{where}: expected only tensors of this algorithm, found the tensor {more[0]} as well"
+        )
     return tf.nest.pack_sequence_as(template, values)
 
 

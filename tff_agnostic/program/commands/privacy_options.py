@@ -117,7 +117,7 @@ class AccountingOptions(Options):
         assert self.clients is not None
         if self.clients_per_round is None:
             raise UserError(
-                f"--clients_per_round: expected the clients of a round for "
+                f"--clients_per_round: expected the number of clients in a round for "
                 f"--privacy={self.privacy}, found none"
             )
         return COHORT_SAMPLINGS[self.cohort_sampling](self.clients, self.clients_per_round)

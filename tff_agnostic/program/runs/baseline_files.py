@@ -44,14 +44,14 @@ def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, 
         return algorithm, ()
     if privacy != "none":
         raise UserError(
-            f"{_FLAG}: expected numbers with --privacy={privacy}, whose account has no rounds but "
-            f"the run's own, found {baselines!r}, of losses or counts of its clients"
+            f"{_FLAG}: expected numbers with --privacy={privacy}, found {baselines!r}: the privacy "
+            "account does not cover baselines from losses or counts of the clients"
         )
     kept_out = isinstance(algorithm, HoldoutOptions) and algorithm.measured_share > 0
     if kept_out and baselines != TRIVIAL and algorithm.lambda_.baseline_losses == TRAINING:
         raise UserError(
-            "--lambda_baseline_losses: expected heldout with --measured_share, whose losses are "
-            "not of examples that are trained on, found training"
+            "--lambda_baseline_losses: expected heldout with --measured_share, which measures "
+            "losses on examples that are not trained on, found training"
         )
     if baselines in (OWN, TRIVIAL):
         return algorithm, ()
@@ -64,7 +64,7 @@ def check_domain_baselines(names: Sequence[str], domain_names: Sequence[str]) ->
     if names and tuple(names) != tuple(domain_names):
         raise UserError(
             f"{_FLAG}: expected baselines of the domains {some_of(domain_names, _MAX_NAMES)}, "
-            f"found those of {some_of(names, _MAX_NAMES)}"
+            f"found baselines of {some_of(names, _MAX_NAMES)}"
         )
 
 
@@ -90,7 +90,7 @@ def read_baselines(path: Path, task: str, losses: str) -> dict[str, float]:
         )
     if content.get("task") != task:
         raise UserError(
-            f"{_FLAG}: {path}: expected baselines of --task={task}, found those of "
+            f"{_FLAG}: {path}: expected baselines of --task={task}, found baselines of "
             f"{content.get('task')}"
         )
     for name, number in numbers.items():
@@ -112,8 +112,8 @@ def _run_losses(path: Path, result: Mapping[str, Any], losses: str) -> dict[str,
         if result.get("split") != HELDOUT_SPLIT:
             raise UserError(
                 f"{_FLAG}: {path}: expected a run that was evaluated on {HELDOUT_SPLIT} clients "
-                f"with --lambda_baseline_losses={HELDOUT}, found one on {result.get('split')} "
-                "clients"
+                f"with --lambda_baseline_losses={HELDOUT}, found a run that was evaluated on "
+                f"{result.get('split')} clients"
             )
         return {name: numbers["loss"] for name, numbers in domains.items()}
     columns = read_history(path / "metrics.csv")

@@ -129,7 +129,7 @@ def _make(
     file = path / FILE_NAME
     if file.is_file():
         if read_json(file).get("settings") != wanted:
-            raise UserError(f"{file}: expected baselines of these settings, found those of others")
+            raise UserError(f"{file}: expected baselines of these settings, found different ones")
         return
     if word == TRIVIAL:
         task = (load_task or RunSettings.load_task)(spec)
@@ -156,8 +156,8 @@ def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
         wanted = {}
     elif not wanted:
         raise UserError(
-            f"--lambda_baselines={OWN}: expected a task with held-out clients, by which references "
-            f"are stopped early, found --task={spec.task}"
+            f"--lambda_baselines={OWN}: expected a task with held-out clients, which determine "
+            f"when baseline runs stop, found --task={spec.task}"
         )
     for name, value in wanted.items():
         # Another value is a held-out split that the user has chosen.

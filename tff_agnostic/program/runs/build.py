@@ -427,9 +427,9 @@ def _keras_weights(file: Path, model: Model, trust: bool) -> ModelWeights:
     except UserError as e:
         if list(map(_shape, plain_keras(keras_model).weights)) == list(map(_shape, values)):
             raise UserError(
-                f"--initial_model: expected the layers of the task's model, found in {file} the "
-                "Keras layers that replaced some of them when it was saved; their weights cannot "
-                "be read back: name the run, or its checkpoint"
+                f"--initial_model: expected the layers of the task's model, found in {file} Keras "
+                "layers that replaced some of them when the model was saved: give the run or its "
+                "checkpoint instead"
             ) from e
         raise
     values_by_id = {id(weight): value for weight, value in zip(keras_model.weights, values)}

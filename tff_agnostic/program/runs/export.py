@@ -207,8 +207,8 @@ def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregatio
         most = max(int(aggregation.noise_clients or aggregation.expected_clients), NUM_CLIENTS)
         if given not in (None, most):
             raise UserError(
-                f"--max_clients_per_round: expected {most}, the clients among whom a round's noise "
-                f"is divided, found {given}"
+                f"--max_clients_per_round: expected {most}, the number of clients that divide a "
+                f"round's noise, found {given}"
             )
         return most
     # Servers select more clients than they need, as some drop out.

@@ -102,9 +102,8 @@ def fleet_privacy(
     adds_at_clients = isinstance(spec.privacy, DistributedOptions)
     if adds_at_clients and not nodes_add_noise:
         raise UserError(
-            f"--privacy: expected none, central or tree for an export, found {privacy}: its sums "
-            "are modular ones, and devices of the platform add no noise; nodes of a fleet do, with "
-            f"--backend={FLOWER}"
+            f"--privacy: expected none, central or tree for an export, found {privacy}: devices of "
+            f"the platform add no noise, but nodes of a fleet do (--backend={FLOWER})"
         )
 
     def trained(aggregation: PrivateAggregation) -> RunState:
@@ -191,9 +190,8 @@ def _evaluation_privacy(
     private = privacy.evaluation
     if private is None:
         raise UserError(
-            f"--kind: expected {TRAINING} of a run with --privacy={spec.config.privacy} and "
-            f"without --private_evaluation, found {EVALUATION}: its sums would have no "
-            "noise, which a run with --private_evaluation gives them"
+            f"--kind: expected {TRAINING} for a run with --privacy={spec.config.privacy} and "
+            f"without --private_evaluation, found {EVALUATION}: its sums would have no noise"
         )
 
     if private.counts_answers:

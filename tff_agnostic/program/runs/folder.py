@@ -233,7 +233,7 @@ class SavedRun:
         if settings is None:
             raise UserError(
                 f"{checkpoint.file}: expected a checkpoint with the settings of its run, found "
-                "none: put back the checkpoints of that run"
+                "none: restore the checkpoints of that run"
             )
         different = [name for name in settings if self.flags.get(name) != settings[name]]
         if different:
@@ -241,16 +241,16 @@ class SavedRun:
             current = ", ".join(_texts(different[:_MAX_SETTINGS], self.flags))
             raise UserError(
                 f"{self.folder.config}: expected {expected}, with which {checkpoint.file} was "
-                f"trained, found {current}: put back what was changed there, or the checkpoints of "
-                "that run"
+                f"trained, found {current}: restore the changed values there, or the checkpoints "
+                "of that run"
             )
         digests = self.fingerprint
         for name, digest in checkpoint.trained_with.get(_FINGERPRINT, {}).items():
             if digests.get(name) != digest:
                 raise UserError(
                     f"{self.folder.fingerprint}: expected the {name} that {checkpoint.file} was "
-                    f"trained with ({digest}), found {digests.get(name)}: put back "
-                    "the checkpoints of that run"
+                    f"trained with ({digest}), found {digests.get(name)}: restore the checkpoints "
+                    "of that run"
                 )
 
     def check_fingerprint(

@@ -37,21 +37,21 @@ def heldout_options(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = heldout_defaults(task)
     if not defaults:
         raise UserError(
-            f"--task={task}: expected a task with a held-out split, to choose settings by, found "
-            f"one without: {', '.join(n for n in DEFAULTS if heldout_defaults(n))} have one"
+            f"--task={task}: expected a task with a held-out split, on which settings are chosen, "
+            f"found one without: {', '.join(n for n in DEFAULTS if heldout_defaults(n))} have one"
         )
     for field in dataclasses.fields(DEFAULTS[task].spec.options):
         value = given.get(field.name)
         if field.name in defaults and value is not None and value == field.default:
             raise UserError(
                 f"--{field.name}={value}: expected the held-out split, found the test split: "
-                "settings that are chosen by it have seen it; the default here is "
+                "settings must not be chosen on test examples; the default here is "
                 f"{defaults[field.name]}"
             )
         if field.name == _DIVISION and value is not None:
             raise UserError(
-                f"--{field.name}: expected the held-out split of the store, which settings are "
-                "chosen by, found a division of its training clients"
+                f"--{field.name}: expected none, as settings are chosen on the held-out split of "
+                "the store, found a division of its training clients"
             )
     return {**defaults, **given}
 
@@ -67,9 +67,9 @@ def check_store(path: Optional[Path]) -> None:
     splits = load_store(path).splits()
     if HELDOUT_SPLIT not in splits:
         raise UserError(
-            f"--data: expected a store with clients in the split {HELDOUT_SPLIT}, to choose "
-            f"settings by, found the splits {', '.join(splits) or '(none)'} in {path}: import the "
-            "data again with a share for it (import_data "
+            f"--data: expected a store with clients in the split {HELDOUT_SPLIT}, on which "
+            f"settings are chosen, found the splits {', '.join(splits) or '(none)'} in {path}: "
+            "import the data again with a share for it (import_data "
             f"--split=train:0.8,{HELDOUT_SPLIT}:0.1,test:0.1)"
         )
 
@@ -78,6 +78,6 @@ def check_heldout(task: Task, name: str) -> None:
     """Checks that a loaded task is evaluated on held-out examples."""
     if task.test_split != HELDOUT_SPLIT:
         raise UserError(
-            f"--task={name}: expected to choose settings by the {HELDOUT_SPLIT} split, found "
+            f"--task={name}: expected evaluation on the {HELDOUT_SPLIT} split, found the split "
             f"{task.test_split}"
         )

@@ -102,7 +102,7 @@ def check_plan(
     if num_evaluations(last, every) != wanted:
         raise UserError(
             f"{expected}{num_evaluations(last, every)}: keep the run's --rounds and "
-            "--evaluate_every; a run that is to get more rounds later needs "
+            "--evaluate_every; a run that gets more rounds later needs "
             "--private_evaluation=noise:multiplier=.. from its start"
         )
     assert evaluations.ledger is not None
@@ -110,8 +110,8 @@ def check_plan(
     releases = evaluations.ledger.evaluations() | {(t, digest) for t, digest in planned if digest}
     if len(releases) > wanted:
         raise UserError(
-            f"{expected}{len(releases)} with those that were made already: resume with the "
-            "--evaluate_every and --evaluation_clients that the run had"
+            f"{expected}{len(releases)}, including evaluations made earlier: resume with the "
+            "earlier --evaluate_every and --evaluation_clients of the run"
         )
 
 

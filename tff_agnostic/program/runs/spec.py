@@ -304,8 +304,8 @@ def check_pooled(config: RunConfig) -> None:
             )
     if Trait.PARTITION_BLIND not in find_algorithm(config.algorithm).traits:
         raise UserError(
-            "--algorithm: expected one that ignores the division into clients, such as fed_avg or "
-            f"agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
+            "--algorithm: expected an algorithm that ignores the division into clients, such as "
+            f"fed_avg or agnostic_fed_avg, with --pooled, {reason}, found {config.algorithm}"
         )
 
 
@@ -322,7 +322,7 @@ def check_update_aggregator(config: RunConfig) -> None:
         )
     if config.runtime != "tff":
         raise UserError(
-            f"--runtime: expected tff with {name}, an aggregator of TFF's, found {config.runtime}"
+            f"--runtime: expected tff with {name}, an aggregator of TFF, found {config.runtime}"
         )
     is_secure = isinstance(config.update_aggregator, SecureAggregator)
     if config.aggregation == "secure" and not is_secure:

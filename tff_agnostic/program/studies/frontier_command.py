@@ -91,7 +91,10 @@ def draw_frontier(given: RunArguments) -> None:
             runs, trainer, specs, stages, labels, "frontier", given.show_progress
         )
     if points[0].name not in comparison.trials:
-        raise UserError(f"{points[0].name}: expected a result, with which mixtures are compared")
+        raise UserError(
+            f"{points[0].name}: expected a result, with which other mixtures are compared, found "
+            "none"
+        )
     points = [point for point in points if point.name in comparison.trials]
     harm = neglected(comparison, {row: specs[row][0] for row in comparison.trials})
     frontier = Frontier(comparison, points)

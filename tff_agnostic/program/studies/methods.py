@@ -139,14 +139,13 @@ def _arm(
         raise e if is_user_file(algorithm) else UserError(f"--arms: {name}: {e}") from None
     fixed = sorted({"algorithm", *SHARED_SETTINGS} & values.keys())
     if fixed:
-        raise UserError(f"--arms: {name}: expected settings of its training, found {fixed[0]}")
+        raise UserError(f"--arms: {name}: expected settings of training, found {fixed[0]}")
     if word is None:
         return Arm(label or default, {**values, "algorithm": algorithm})
     twice = next((flag for flag in values if flag in word.settings), None)
     if twice is not None:
         raise UserError(
-            f"--arms: {name}: expected settings other than those that make {algorithm}, "
-            f"found {twice}"
+            f"--arms: {name}: expected settings that {algorithm} does not set itself, found {twice}"
         )
     return Arm(label or default, {**values, **word.settings}, algorithm)
 
@@ -275,6 +274,6 @@ def trial_specs(
         # A method's own setting has precedence over the shared one.
         takers = [runs[0] for name, runs in specs.items() if flag not in arms[name].settings]
         if not takers:
-            raise UserError(f"--{flag} has no effect: every row has its own: {', '.join(arms)}")
+            raise UserError(f"--{flag} has no effect: every row sets it itself: {', '.join(arms)}")
         check_used_by_any(takers, [flag])
     return specs

@@ -137,7 +137,7 @@ def schedule_within(
     least = used + final_seconds
     raise UserError(
         f"--hours: expected {math.ceil(least / 36) / 100:g} or more, for one run of each of "
-        f"{', '.join(by_row)} and 2 at the end, found {seconds / 3600:g}"
+        f"{', '.join(by_row)} and 2 final runs, found {seconds / 3600:g}"
     )
 
 
@@ -378,7 +378,7 @@ class PortfolioSearch:
         finite = {key: value for key, value in values.items() if math.isfinite(value)}
         if not any(row == BASELINE for row, _ in finite):
             raise UserError(
-                f"--objective={self.objective.name}: expected a number of FedAvg on the "
+                f"--objective={self.objective.name}: expected a finite value for FedAvg on the "
                 f"{tried.split} clients, found none"
             )
         return {
@@ -411,4 +411,4 @@ def _folder(row: str, setting: int) -> str:
 
 
 def _nothing(why: Optional[str]) -> str:
-    return f"expected FedAvg to have a result, with which others are compared, found none: {why}"
+    return f"expected a result of FedAvg, with which other methods are compared, found none: {why}"

@@ -199,9 +199,9 @@ def parse_request(given: RunArguments) -> RecommendRequest:
     first = rows.spec(BASELINE, {}, 0)
     if first.config.privacy != "none":
         raise UserError(
-            f"--privacy={first.config.privacy}: expected none: validation clients and the training "
-            "of every row would have to be in the account of the model that is handed over; choose "
-            "with `tune` on public data, or train FedAvg"
+            f"--privacy={first.config.privacy}: expected none: the privacy account of the "
+            "recommended model would have to cover the validation clients and the training of all "
+            "methods; choose with `tune` on public data, or train FedAvg"
         )
     rows = rows.without(())
     check_used_by_any([rows.spec(row, {}, 0) for row in arms], given.settings)
@@ -220,9 +220,9 @@ def parse_request(given: RunArguments) -> RecommendRequest:
 def _portfolio(words: Sequence[str]) -> dict[str, Arm]:
     unknown = next((word for word in words if word not in PORTFOLIO), None)
     if unknown is not None:
-        raise UserError(f"--portfolio: expected words of {', '.join(PORTFOLIO)}, found {unknown!r}")
+        raise UserError(f"--portfolio: expected some of {', '.join(PORTFOLIO)}, found {unknown!r}")
     if len(set(words)) < len(words):
-        raise UserError(f"--portfolio: expected different words, found {','.join(words)!r}")
+        raise UserError(f"--portfolio: expected different methods, found {','.join(words)!r}")
     return algorithm_arms([BASELINE, *(word for word in words if word != BASELINE)])
 
 

@@ -131,8 +131,8 @@ def split_into_stages(first: RunSettings, whole: RunSettings) -> tuple[RunSettin
         )
     if whole.config.privacy != "none":
         raise UserError(
-            f"--arms: expected rows of one stage with --privacy={whole.config.privacy}, whose "
-            f"account has the rounds of one run, found {LAST_LAYER}"
+            f"--arms: expected rows with one stage with --privacy={whole.config.privacy}, as the "
+            f"privacy account covers one run, found {LAST_LAYER}"
         )
     second = rounds // 2
     return _with(first, rounds=rounds - second), _with(whole, rounds=second)
@@ -150,7 +150,7 @@ def _check_same_rounds(folder: Path, row: str, pairs: Stages) -> None:
             saved = run_folder.read()
             if saved is not None and saved.flags["rounds"] != spec.config.rounds:
                 raise UserError(
-                    f"--rounds: expected the same as before for {row}, whose second stage starts "
+                    f"--rounds: expected as many as before for {row}, whose second stage starts "
                     f"from the first, found {first.config.rounds} and {second.config.rounds} for "
                     f"its stages, and {saved.flags['rounds']} in {run_folder.path}"
                 )

@@ -119,7 +119,7 @@ def _range(setting: Flag, text: str) -> Distribution:
     if not dots:
         raise UserError(f"expected {FORM}, found {text!r}")
     if setting.kind not in _NUMBERS:
-        raise UserError(f"expected {_CHOICE}A,B,... for what is no number, found {text!r}")
+        raise UserError(f"expected {_CHOICE}A,B,... for a setting without numbers, found {text!r}")
     low, high = (setting.parsed(end.strip()) for end in (low_text, high_text))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"expected LOW..HIGH with LOW < HIGH, both finite, found {text!r}")
@@ -187,8 +187,8 @@ def parse_search(
         separate[name] = {**usual, **dimensions}
         if not separate[name]:
             raise UserError(
-                f"--search: expected a setting of {name}, found none: equal budgets are of use "
-                "only where there is something to search"
+                f"--search: expected a setting of {name}, found none: every method with a budget "
+                "needs something to search"
             )
     return separate
 

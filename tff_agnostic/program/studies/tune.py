@@ -135,8 +135,8 @@ def searched_arms(given: RunArguments) -> dict[str, SearchedArm]:
     check_used_by_any(list(specs.values()), given.settings)
     if args.search is None:
         raise UserError(
-            "--search: expected what to vary, such as client_learning_rate=log:0.01..1, found "
-            "nothing"
+            "--search: expected settings to vary, such as client_learning_rate=log:0.01..1, found "
+            "none"
         )
     flags = {name: list(spec.flags()) for name, spec in specs.items()}
     search = parse_search(args.search, searchable(args.task, given.options), flags)
@@ -189,7 +189,7 @@ def check_private_data(folder: Path, task: Task) -> None:
             with atomic_file(file, owner_only=True) as written:
                 written.write(keyed_digest(data).encode())
         elif not is_keyed_digest(read_text(file, "a keyed digest"), data):
-            raise UserError(f"--output_dir: {folder} holds another study: of other examples")
+            raise UserError(f"--output_dir: {folder} holds another study, of different examples")
 
 
 # --- Results

@@ -152,8 +152,8 @@ def check_judges(task: Task) -> list[str]:
     few = [name for name, entry in zip(names, clients) if not has_enough(float(entry))]
     if len(few) == len(names):
         raise UserError(
-            f"expected {MIN_CLIENTS} or more validation clients of a domain that judge, to claim "
-            f"anything of it, found {max(clients):.3g} at most: import the data with a larger "
-            f"share for them (import_data --split=train:0.6,{HELDOUT_SPLIT}:0.2,test:0.2)"
+            f"expected a domain with {MIN_CLIENTS} or more effective validation clients, found "
+            f"{max(clients):.3g} at most: import the data with a larger share for them "
+            f"(import_data --split=train:0.6,{HELDOUT_SPLIT}:0.2,test:0.2)"
         )
     return few
