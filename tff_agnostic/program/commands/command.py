@@ -52,14 +52,14 @@ def _show_nothing(result: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command.
+    """Description of a command.
 
     Attributes:
         name: Name, as in `./run NAME`.
         options_type: Class of the command's own options.
         run: Called with the arguments; returns the result.
-        show: Prints the result. By default it prints nothing, as most commands print while they
-            run.
+        show: Called with the result; prints it. By default it prints nothing, as most commands
+            print while they run.
         report: Called last with the result, so that its errors lose no output; writes a report and
             returns the report's path.
     """

@@ -163,7 +163,7 @@ class RunArguments(CommandArguments):
 
 @dataclasses.dataclass(frozen=True)
 class RunCommand(Command):
-    """A command on runs.
+    """Description of a command that makes or reads runs.
 
     Attributes:
         settings: Names of the run settings that are flags of the command; None for all.
@@ -289,9 +289,9 @@ class Session:
 
 
 def defaults_elsewhere(option: Flag) -> Iterator[tuple[str, str]]:
-    """Yields (NAME, default) for each different default of an option.
+    """Yields (NAME, default) for each task that changes an option's default.
 
-    NAME is "TASK", or "TASK with ALGORITHM".
+    NAME is "TASK", or "TASK with ALGORITHM" for a default of one algorithm.
     """
     for task, entry in DEFAULTS.items():
         if option.name in entry.settings:

@@ -175,7 +175,7 @@ def _states(
 def _chosen_models(
     flags: EvaluateOptions, models: Mapping[str, ModelWeights], model: Model
 ) -> Mapping[str, ModelWeights]:
-    """Returns the models that --models names, in that order; predictors of an ensemble count."""
+    """Returns the models that --models names, in that order, including base predictors."""
     if flags.models is None:
         return models
     if not flags.models:

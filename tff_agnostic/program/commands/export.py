@@ -146,7 +146,7 @@ def export_plan(given: RunArguments) -> None:
 
 
 def _spec(given: RunArguments, trained: Optional[RunSettings]) -> RunSettings:
-    """Returns the settings to deploy: given flags, then the trained run's settings, or defaults."""
+    """Returns the settings to deploy: given flags override the trained run's settings."""
     args, aggregation = given.args, PROFILES[given.args.profile].aggregation
     for name in given.settings:
         if name in _NOISE_FLAGS:

@@ -64,7 +64,7 @@ class UnigramPredictors:
 
     @property
     def about(self) -> str:
-        """Description for the page."""
+        """Description of the predictors, for the experiment's page."""
         return (
             f"a unigram model of each {self.group_by}, smoothed by {self.smoothing:g} of the "
             "uniform distribution; the command makes them"
@@ -88,7 +88,7 @@ class ArmsAsPredictors:
 
     @property
     def about(self) -> str:
-        """Description for the page."""
+        """Description of the predictors, for the experiment's page."""
         return f"the models of the rows {', '.join(self.arms)} of the same trial"
 
     def paths(self, folder: Path, trial: int) -> tuple[str, ...]:

@@ -44,10 +44,10 @@ from tff_agnostic.program.studies.comparison_page import (
 _NOT_NUMBERS = (
     *("seed", "evaluate_every", "evaluation_clients", "client_percentiles", "checkpoint_every"),
     "runtime",
-    # Paths of predictors that the page describes.
+    # The page describes base predictors instead of listing their paths.
     "base_predictors",
 )
-# Decimals of numbers next to a paper's; accuracies, in percent, have one.
+# Decimals of our numbers in tables with a paper's numbers; percentages have two fewer.
 _DECIMALS = 3
 
 

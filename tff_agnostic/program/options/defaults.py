@@ -23,7 +23,7 @@ class TaskDefaults:
         settings_by_algorithm: Further settings of runs, by algorithm and flag.
         options: Options of the task that differ from the defaults of their class.
         heldout: Options that evaluate the task on held-out examples instead of the test examples;
-            empty for tasks on stores, whose splits have a common option.
+            empty for tasks on stores, which all have the option test_split.
     """
 
     task: str

@@ -104,7 +104,7 @@ class FlagTable(Registry[Flag]):
 def _joined(hint: Any, other: Any) -> Any:
     """Returns an annotation that accepts the values of both annotations.
 
-    If they differ, the result has no ranges and choices.
+    If the annotations differ, the result has no ranges and choices.
     """
     if hint == other:
         return hint

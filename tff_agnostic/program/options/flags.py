@@ -116,7 +116,7 @@ class Flag:
 
     @property
     def user_names(self) -> str:
-        """Names of the choices that have the flag."""
+        """Names of the algorithms, tasks or aggregations that have the flag."""
         return ", ".join(name for _, name in self.users)
 
     def define(self, default: str = "") -> None:
@@ -435,7 +435,7 @@ def option_values(options: Any) -> dict[str, Any]:
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks the types of values that were read from a file; returns those of a class's flags.
+    """Returns the values of a class's flags from a file, after checking their types.
 
     Args:
         values: Values by flag; names that are not flags of `kind` are ignored.

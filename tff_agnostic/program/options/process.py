@@ -287,7 +287,7 @@ class StopRequest:
         one_request_seconds: Seconds during which a further signal counts as the same request.
 
     Attributes:
-        signal_number: The recorded signal; None if there is none.
+        signal_number: Number of the recorded signal; None if there is none.
     """
 
     def __init__(self, one_request_seconds: float = _ONE_REQUEST_SECONDS) -> None:
@@ -330,7 +330,7 @@ class Interrupted(Exception):
     """Raised if a signal stopped a run, whose state is saved.
 
     Attributes:
-        signal_number: The signal.
+        signal_number: Number of the signal.
     """
 
     def __init__(self, message: str, signal_number: int) -> None:

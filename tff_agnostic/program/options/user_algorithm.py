@@ -58,7 +58,7 @@ def load_user_algorithm(path: Path) -> core.AlgorithmSpec:
 
 
 def algorithm_fingerprint(name: str) -> dict[str, str]:
-    """Returns digests of a user's algorithm's code; empty for a registered algorithm.
+    """Returns digests of the code of a user's algorithm; empty for a registered algorithm.
 
     Call it after building the algorithm, as building may import further files.
     """
@@ -265,7 +265,7 @@ def checked_algorithm(algorithm: Any, problem: core.Problem, file: UserFile) -> 
 
 
 def trace_round(algorithm: core.Algorithm) -> None:
-    """Traces a round with a single client, so that errors in its functions appear now."""
+    """Traces a round with a single client, so that errors appear before training."""
 
     def round_(examples: Any) -> Any:
         state = algorithm.initialize()

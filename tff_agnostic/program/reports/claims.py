@@ -31,7 +31,7 @@ class Claim:
 
     Attributes:
         ours: Name of the method that the claim is about.
-        theirs: Name of the method or constant predictor that it is compared with.
+        theirs: Name of the method or constant predictor with which `ours` is compared.
         group: Name of the group: a domain, `ALL` or the worst domain.
         before: Value of the method `theirs`.
         after: Value of the method `ours`.
@@ -113,7 +113,7 @@ class Claim:
 
     @property
     def change(self) -> str:
-        """The values and the difference of a named group."""
+        """The group with its values, their difference and its certainty, as text."""
         before, after = (value_text(v, self.measure) for v in (self.before, self.after))
         return (
             f"{short(self.group)}: {after} against {before}, {self.difference} "

@@ -154,7 +154,7 @@ def domain_figure(
 def _drawn(estimates: Sequence[Estimate], unit: Unit) -> tuple[np.ndarray, np.ndarray]:
     """Returns the values to draw [n], and the lengths of their error bars [2, n].
 
-    Error bars of shares end at 0% and at 100%.
+    Error bars of shares are limited to the range from 0% to 100%.
     """
     values = _shown([e.value for e in estimates], unit)
     values[~np.isfinite(values)] = np.nan

@@ -27,7 +27,7 @@ def evaluation_table(
     domain_weights: Mapping[str, float] = _NO_WEIGHTS,
     weights_name: str = "weight",
 ) -> str:
-    """Returns a table with rows for each domain, for the difference, and for all examples.
+    """Returns a table with rows for each domain, for best - worst, and for all examples.
 
     A table that is too wide is split into one table per measure. Lines below the table explain
     percentiles and CVaR, and list clipped values and the domains that are not counted.
@@ -51,7 +51,7 @@ def evaluation_table(
             columns.append([weights_name, *shown, "", ""])
         headers, *rows = map(list, zip(*columns))
         if len(report.domains) < 2:
-            # A single domain has no difference.
+            # With a single domain there is no difference between the best and the worst.
             del rows[-2]
         text: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
         return text

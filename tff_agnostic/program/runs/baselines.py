@@ -74,7 +74,7 @@ def with_baselines(
     Args:
         folder: Parent folder of the baseline runs, which are in baselines/, then baselines/2/ and
             so on.
-        stop: Records the signals that request a stop; baseline runs can resume.
+        stop: Records signals; after a signal, baseline runs stop and can be resumed.
         load_task: Called with settings; returns the task, evaluated on held-out clients. None for
             the task's held-out split.
     """
@@ -148,7 +148,7 @@ def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
     """Returns the settings of baseline runs: FedAvg with a run's given settings, and held-out data.
 
     Args:
-        has_heldout: Whether `load_task` provides held-out clients for any options.
+        has_heldout: Whether `load_task` evaluates on held-out clients, whatever the options are.
     """
     wanted, options = heldout_defaults(spec.task), dict(spec.task_options)
     defaults = {f.name: f.default for f in dataclasses.fields(DEFAULTS[spec.task].spec.options)}
@@ -160,7 +160,7 @@ def _reference(spec: RunSettings, has_heldout: bool) -> RunSettings:
             f"when baseline runs stop, found --task={spec.task}"
         )
     for name, value in wanted.items():
-        # Another value is a held-out split that the user has chosen.
+        # A value other than the default is a held-out split that the user has chosen.
         if options[name] == defaults[name]:
             options[name] = value
     usual = resolve(spec.task, {"algorithm": _REFERENCE}, {}).settings()
@@ -232,7 +232,7 @@ def _domain_reference(
 ) -> RunSettings:
     """Returns the settings of a domain's baseline run.
 
-    It makes as many passes over the domain's clients as the shared run.
+    The run makes as many passes over the domain's clients as the shared run.
     """
     config = reference.config
     cohort = min(config.clients_per_round, num_domain_clients)
@@ -315,9 +315,9 @@ def _trivial(task: Task, domains: Sequence[int]) -> dict[str, Any]:
 def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean loss of the best constant prediction, over all examples of some clients.
 
-    For a cross-entropy it is the entropy of the labels, and for a language model the loss of the
-    best unigram model. Both are computed from counts, as are the losses of mixed distributions. For
-    any other loss the constant is found numerically. Regularizers are ignored.
+    For a cross-entropy, this loss is the entropy of the labels, and for a language model the loss
+    of the best unigram model. Both are computed from counts, as are the losses of mixed
+    distributions. For any other loss the constant is found numerically. Regularizers are ignored.
 
     Args:
         model: The model; its loss and labels determine the kind of predictor.
@@ -388,8 +388,8 @@ def _smallest_constant_loss(
     Args:
         labels: Distinct labels [n] or [n, k].
         shares: Fraction of examples with each label, float64 [n], with sum 1.
-        outputs: Some outputs of the model.
-        link: Maps free parameters to a prediction.
+        outputs: Outputs of the model for some examples, which determine the shape.
+        link: Called with free parameters; returns a prediction.
     """
     weights, values = tf.constant(shares, tf.float32), tf.constant(labels)
 

@@ -56,7 +56,7 @@ from tff_agnostic.tasks.task import DATA, Task
 CHECKPOINT = ".npz"
 # Suffixes of files that a run can start from.
 FILES = (CHECKPOINT, *KERAS_FILES)
-# Hints about a differing part, by its name in the fingerprint.
+# Hints to append to the error about a different digest, by the digest's name.
 _HINTS = {
     "base_predictors": "; an ensemble of Keras files is resumed with the Keras that it began with",
 }
@@ -110,7 +110,7 @@ class RunFolder:
         return self.saved() if self.config.exists() else None
 
     def spec(self) -> RunSettings:
-        """Returns the folder's run; see `SavedRun.spec`."""
+        """Returns the settings of the folder's run; see `SavedRun.spec`."""
         return self.saved().spec()
 
     def check(self, spec: RunSettings, resume: bool) -> Optional[SavedRun]:

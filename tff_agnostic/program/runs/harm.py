@@ -79,7 +79,7 @@ def given_up(
     Args:
         start: Loss of each domain before the first round.
         end: Loss of each domain after the last round.
-        weights: lambda of the domains whose lambda is near 0.
+        weights: lambda of each domain whose lambda is near 0, by name.
     """
     worse = [name for name in weights if end[name] > start[name]]
     if not worse:

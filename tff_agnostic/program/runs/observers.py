@@ -58,7 +58,7 @@ class StopOnSignal(Observer):
         self._stop = stop
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Stops after a round other than the last."""
+        """Stops the run after a round if a signal requested it; the last round ends it anyway."""
         # Read it once: a signal between two reads would stop the run without saving.
         if self._stop.signal_number is not None and finished.num < finished.last:
             finished.stop = True

@@ -220,7 +220,7 @@ def model_card(
     """Returns the content of model_card.json.
 
     Args:
-        result: Result of the run after that round, as in result.json; None if unknown.
+        result: Result of the run after round `round_num`, as in result.json; None if unknown.
     """
     return {
         "task": spec.task,

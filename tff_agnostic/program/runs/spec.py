@@ -74,8 +74,8 @@ class RunSettings:
     Attributes:
         task: Name of the task.
         task_options: Every option of the task.
-        data_dir: Folder with the task's files, absolute.
-        data: The client store, absolute.
+        data_dir: Absolute path of the folder with the task's files; None without one.
+        data: Absolute path of the client store; None without one.
         config: Options of every run.
         algorithm: Options of the algorithm, an instance of its spec's `options`.
         aggregation: Options of the aggregation.
@@ -157,7 +157,7 @@ class RunSettings:
         A private run has no digests of its data: someone who knows all other clients could use them
         to verify a guess about one client. Its checkpoints contain a keyed digest instead.
         """
-        # Paths in a tuple name parts of the task, which provides their digests.
+        # Skip paths in a tuple: the task's fingerprint already has the digests of these files.
         file_digests = {
             name: file_digest(path) for name, path in self.paths().items() if isinstance(path, Path)
         }
@@ -231,7 +231,7 @@ def resolve(
     )
     config = build(RunConfig, values)
     if config.initial_model is not None and ("initial_model" in given or "initial_model" in shared):
-        # Otherwise the path is an earlier run's, which may be evaluated without the file.
+        # Do not resolve an earlier run's path: evaluating that run does not need the file.
         config = dataclasses.replace(
             config, initial_model=resolve_initial_model(config.initial_model)
         )
@@ -383,8 +383,8 @@ def differences(
     Args:
         earlier: The folder's run.
         spec: The run to resume in the folder.
-        known_content: Names in the fingerprint of the earlier run. These files may have moved, as
-            their content is compared when they are read.
+        known_content: Names of the digests in the earlier run's fingerprint. Files with a digest
+            may have moved, as their content is compared when they are read.
     """
     saved, current = earlier.flags(), spec.flags()
     free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}

@@ -163,7 +163,7 @@ def best_looking(
 
 
 def near(better: float, unit: Unit) -> float:
-    """Returns the largest difference from a better method's value that still counts as near."""
+    """Returns the largest difference from the value of a better method that counts as near."""
     if unit is Unit.FACTOR:
         return better * math.expm1(_NATS)
     return _POINTS if unit is Unit.SHARE else _NATS

@@ -33,7 +33,7 @@ class Mixture:
     """A point of the simplex: a constant lambda for training a model.
 
     Attributes:
-        name: Name of the folder of its trials, independent of the number of points.
+        name: Name of the folder with the mixture's trials; it does not depend on the grid's size.
         weights: lambda, p numbers that sum to 1.
         line: Index of the domain at the end of the mixture's line; None for the training mixture,
             and if there are only two domains.

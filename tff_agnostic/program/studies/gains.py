@@ -76,7 +76,7 @@ class Gain:
         return interval[0] < -self.largest and self.largest < interval[1]
 
     def interval(self, tests: int = 1) -> Interval:
-        """Returns the interval, cut to possible gains; None without enough clients or trials.
+        """Returns the interval, limited to possible gains; None with too few clients or trials.
 
         Args:
             tests: Number of simultaneous intervals, for Bonferroni's inequality.
@@ -171,7 +171,7 @@ def tied(comparison: Comparison, name: str, measure: Measure) -> frozenset[str]:
 def attained(
     trials: Trials, names: Sequence[str], name: str, measure: Measure
 ) -> tuple[float, Interval]:
-    """Returns a method's mean in a group, and its interval, cut to possible values.
+    """Returns a method's mean in a group, and its interval, limited to possible values.
 
     The interval is None if the group has too few test clients, or if nothing varies.
     """

@@ -252,7 +252,7 @@ class PortfolioSearch:
 
     @functools.cached_property
     def settings(self) -> dict[str, list[dict[str, Any]]]:
-        """All settings of each method by flag, in the order of the tries."""
+        """All settings to try of each method, in order; a setting has values by flag."""
         return {
             row: [
                 {**fixed, **changes}
@@ -343,7 +343,7 @@ class PortfolioSearch:
         return read_trials(self.runs.folder, names, labels, {})
 
     def _schedule(self) -> Schedule:
-        """Returns the schedule after the first setting of each method."""
+        """Returns the schedule, after measuring the time of each method's first setting."""
         args = self.rows.given.args
         if args.hours is None:
             return Schedule(args.tries or TRIES, args.trials)
@@ -355,10 +355,10 @@ class PortfolioSearch:
         return schedule_within(args.hours * _SECONDS_PER_HOUR, used, one, most)
 
     def _best(self, number: int) -> tuple[dict[str, int], Comparison]:
-        """Returns the best of each method's first settings, and the first trials of all of these.
+        """Returns the index of each method's best setting, and the first trial of every setting.
 
         Args:
-            number: Number of settings per method.
+            number: Number of settings of each method to compare.
         """
         jobs = {
             (row, k): self._job(row, k, 0)

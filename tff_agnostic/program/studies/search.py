@@ -55,8 +55,8 @@ _ASK = ".ask"
 class Budget:
     """The number of trials per method, and the seconds of training of all; None for no limit.
 
-    Methods share the seconds evenly. If only the seconds are limited, a method ends after
-    `NOTHING_NEW` trials in a row without new settings to train.
+    Methods share the seconds evenly. If the seconds are limited, a method ends after `NOTHING_NEW`
+    trials in a row without new settings to train.
     """
 
     trials: Optional[int]
@@ -216,7 +216,7 @@ class Search:
             lock = trial_name(name, number)
             if self.runs.is_held(lock) or not held.enter_context(self.runs.hold(lock)):
                 return None
-            # Each trial has its own sampler, so that its draws do not depend on restarts.
+            # Each trial has its own sampler, so that its values do not depend on restarts.
             sampler = _sampler(sampler_seed(self.seeds[0], number))
             study = self._study(name, sampler=sampler, pruner=self._pruner)
             frozen = study.get_trials(deepcopy=False)[number]
@@ -224,10 +224,10 @@ class Search:
                 # Another process has ended the trial since the lookup.
                 return None
             trial = Trial(study, frozen._trial_id)
-            # A process may have died after it had drawn some of the values.
+            # A process may have died after it had sampled some of the values.
             for flag, dimension in self.arms[name].dimensions.items():
                 if flag in frozen.params and flag not in given_values(frozen):
-                    # Repeat the draw, so that the next one is as in an uninterrupted trial.
+                    # Sample again, so that the next value is as in an uninterrupted trial.
                     sampler.sample_independent(study, frozen, flag, dimension.distribution)
                 dimension.draw(trial)
             before = (t for t in self.trials(name) if t.number < number)
@@ -415,5 +415,5 @@ def _sampler(seed: int) -> TPESampler:
 
 
 def sampler_seed(seed: int, trial: int) -> int:
-    """Returns the seed of the sampler that draws a trial's settings."""
+    """Returns the seed of the sampler for a trial's settings."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{trial}".encode()).digest()[:4], "big")

@@ -73,7 +73,7 @@ class Dimension:
         return self.setting.parsed(sampled)
 
     def extremes(self) -> list[Any]:
-        """Returns the values to check instead of all: both ends, or every choice."""
+        """Returns the values that checks use: both ends of the range, or every choice."""
         if isinstance(self.distribution, CategoricalDistribution):
             return [self.value(choice) for choice in self.distribution.choices]
         return [self.value(self.distribution.low), self.value(self.distribution.high)]
@@ -137,12 +137,12 @@ def _range(setting: Flag, text: str) -> Distribution:
 
 
 def shown_values(params: Mapping[str, Any]) -> str:
-    """Returns drawn values as a string: "client_learning_rate=0.1234, window=5"."""
+    """Returns sampled values as a string: "client_learning_rate=0.1234, window=5"."""
     return ", ".join(f"{name}={shown_value(value)}" for name, value in params.items())
 
 
 def shown_value(value: Any) -> str:
-    """Returns a drawn value as a string; a dash without one."""
+    """Returns a sampled value as a string; a dash for None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return UNDEFINED if value is None else f"{value:.4g}" if is_number else str(value)
 

@@ -85,8 +85,8 @@ class SearchedArm:
     def check(self, seed: int, task: Task) -> None:
         """Checks that both ends of every range, and every choice, give a valid run.
 
-        In each check, the other dimensions have their given values, or their first value if the
-        given one is outside of the range.
+        In each check, the other dimensions have their given values. If a given value is outside of
+        its range, the first value of the range replaces it.
         """
         given, _ = self.start(seed)
         options = self.spec({}, seed).task_options
@@ -112,7 +112,7 @@ class SearchedArm:
         searchable = task_settings(self.task)
         options = {f: v for f, v in values.items() if f in searchable}
         drawn = {f: v for f, v in values.items() if f not in searchable}
-        # Pass sampled values as settings of all methods, which may have no effect on a run: some
+        # Pass sampled values as shared settings, which may have no effect on a run: some of them
         # only have an effect with certain values of others.
         given = dataclasses.replace(self.given, settings={**self.given.settings, **drawn})
         fixed = {f: v for f, v in self.settings.items() if f not in drawn}
