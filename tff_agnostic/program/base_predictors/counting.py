@@ -41,8 +41,8 @@ def by_client(task: Task, runtime: Runtime, aggregation: Aggregation) -> tuple[G
     del runtime
     if aggregation.min_clients > 0:
         raise UserError(
-            "--group_by=client has no sums over clients: expected --aggregation=plain, or "
-            "--group_by=domain"
+            "--aggregation: expected plain with --group_by=client, whose counts are not summed "
+            f"over clients, found {aggregation.name}"
         )
     return counts_by_client(task.train, num_outcomes(task.model)), 0
 

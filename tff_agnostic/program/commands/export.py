@@ -105,7 +105,7 @@ def export_plan(given: RunArguments) -> None:
     trained = None if saved is None else saved.spec()
     spec = _spec(given, trained)
     _check_exportable(spec, trained or spec)
-    # Fail before the slow part.
+    # Fail before the data are loaded.
     check_clients_per_round(spec.config, spec.build_aggregation())
     _check_folders(folder, clients_dir)
     spec = with_saved_start(saved, spec)

@@ -161,7 +161,7 @@ def store_path(
 
     Args:
         data_dir: Folder of raw files, or the folder that the task reads itself.
-        folder: Folder of a new store.
+        folder: Parent folder of a new store.
     """
     if data is not None and data_dir is not None:
         raise UserError("--data and --data_dir: expected one of them, found both")

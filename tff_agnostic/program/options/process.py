@@ -265,7 +265,7 @@ def resume_command(name: str, output_dir: Path) -> str:
     program = Path(sys.argv[0]).absolute()
     script = program.parent.parent / "run"
     if program.suffix != ".py":
-        # The program is the one that the wheel installed.
+        # The user has started the program that the wheel installs.
         start = [program.name, name]
     elif script.exists():
         start = ["./run" if script.parent == Path.cwd() else str(script), name]

@@ -316,7 +316,7 @@ def trivial_loss(model: Model, clients: Sequence[Mapping[str, Any]]) -> float:
     """Returns the mean loss of the best constant prediction, over all examples of some clients.
 
     For a cross-entropy, this loss is the entropy of the labels, and for a language model the loss
-    of the best unigram model. Both are computed from counts, as are the losses of mixed
+    of the best unigram model. Both are computed from counts, as are the losses of ensembles of
     distributions. For any other loss the constant is found numerically. Regularizers are ignored.
 
     Args:

@@ -50,7 +50,7 @@ def dominant_clients(counts: np.ndarray, domain_names: Sequence[str], split: str
 
 
 def pooled_examples(num_clients: int, clients_per_round: int) -> Remark:
-    """Returns the warning that a run is not federated."""
+    """Returns the warning that a run trains on pooled examples, without federated training."""
     return Remark(
         "pooled",
         f"no federated training: the examples of all {counted(num_clients, 'training client')} "

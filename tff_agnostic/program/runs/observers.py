@@ -170,7 +170,7 @@ def progress_text(
     """Returns a line about a round: the domain with the largest loss, its loss and its weight.
 
     Domains without examples in the round are ignored. If the report has no losses of domains, the
-    line has the first number in the report, or is empty.
+    line shows the report's first number instead. Without any number the line is empty.
     """
     pairs = list(paired(quantities, report))
     with_role = {quantity.role: (quantity, value) for quantity, value in pairs}

@@ -310,5 +310,5 @@ def absolute(path: Optional[Path]) -> Optional[str]:
 
 
 def optional_path(text: Optional[str]) -> Optional[Path]:
-    """Returns the path that a setting contains as a string; None for None."""
+    """Converts a setting with a path from a string to a path; None stays None."""
     return Path(text) if text is not None else None

@@ -135,7 +135,7 @@ def _start_flags(spec: RunSettings) -> list[str]:
 
 
 def _released_statistics(task: Task) -> list[str]:
-    """Returns one text that lists the statistics of training clients in models; or nothing."""
+    """Returns one text with the statistics of training clients in models; none without them."""
     inputs = task.inputs
     are_released = {
         "means and deviations": inputs is not None

@@ -81,7 +81,7 @@ class TrainingRun:
         resume: bool,
         load_task: Callable[[RunSettings], Task] = RunSettings.load_task,
     ) -> None:
-        # Fail before the slow part.
+        # Fail before the data are loaded.
         self._saved = folder.check(spec, resume)
         self.spec = spec
         self._folder = folder

@@ -173,7 +173,7 @@ def _panel(axes: matplotlib.axes.Axes, frontier: Frontier, domain: int) -> None:
         (frontier.training_mixture, "training mixture", _TRAINING, 5),
     ):
         at = [i for i, other in enumerate(line) if other == mixture]
-        # Without a point on this line, draw nothing, but keep the entry of the common legend.
+        # If the mixture is not on this line, draw no point, but keep its entry in the legend.
         axes.plot(
             *(x[at], worst[at], marked_look.marker),
             color=marked_look.color,

@@ -214,7 +214,7 @@ class RunSet(Generic[Settings]):
         return name in self._held
 
     def timed(self, name: str) -> contextlib.AbstractContextManager[Observer]:
-        """Adds the time in the context to the `seconds` of a name."""
+        """Adds the time in the context to the duration of a run; see `seconds`."""
         make_folder(self.path(name))
         return _Clock(self.path(name) / _SECONDS)
 

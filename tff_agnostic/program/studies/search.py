@@ -144,7 +144,9 @@ class Search:
                     study.enqueue_trial(values)
 
     def run(self, show_progress: bool) -> None:
-        """Runs trials until the budget is used, or other processes run the rest; after `begin`.
+        """Runs trials until the budget is used, or other processes run the rest.
+
+        Call `begin` first.
 
         Raises:
             Interrupted: If a signal asked to stop; finished rounds are saved.
@@ -176,7 +178,7 @@ class Search:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no method may have another trial."""
+        """Whether every method has used its budget."""
         return all(self._used(name) >= 1 for name in self.arms)
 
     def _used(self, name: str) -> float:
