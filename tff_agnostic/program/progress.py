@@ -151,7 +151,6 @@ def progress_line(
     """Returns a line such as "compare: 3 of 12 trials, 2 min so far, about 6 min left".
 
     Args:
-        what: Name of the work.
         done: Number of completed parts.
         total: Number of parts.
         unit: Name of the parts.

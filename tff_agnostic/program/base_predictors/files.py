@@ -51,8 +51,6 @@ class MixingTask:
     """The task of a run that mixes predictors.
 
     Attributes:
-        task: The loaded task.
-        name: Name of the task.
         options: All options of the task, by flag.
         context: Seed of the run, and paths of the data.
         trust: Whether Keras files may run code.
@@ -86,7 +84,6 @@ def _check_same(path: Path, fingerprint: Mapping[str, str], expected: Mapping[st
     """Checks that a predictor's fingerprint equals a task's, except for the examples' digest.
 
     Args:
-        path: Path of the predictor.
         fingerprint: The predictor's fingerprint; see `Task.fingerprint`.
         expected: The task's fingerprint.
     """
@@ -170,7 +167,6 @@ def _header(arrays: Mapping[str, np.ndarray]) -> Optional[dict[str, Any]]:
 def _stored_predictors(
     path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], task: Task
 ) -> dict[str, BasePredictor]:
-    """Returns the predictors in a file, by name."""
     if header.get("format") != _FORMAT:
         raise UserError(
             f"{path}: expected format {_FORMAT} of this version, found {header.get('format')}"
@@ -221,7 +217,6 @@ def _keras_predictor(
     probability if the last layer's activation is a sigmoid.
 
     Args:
-        path: A .keras or .h5 file.
         architectures: Architectures of earlier files, by `BasePredictor.key`.
     """
     model = mixing.task.model

@@ -25,7 +25,6 @@ class CommandArguments:
     """The parsed flags of a command.
 
     Attributes:
-        command: Name of the command.
         args: Values of the command's own options.
         names: Names of the command's own options that the user gave.
         show_progress: Whether to show progress, as a bar or in lines.

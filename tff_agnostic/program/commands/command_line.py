@@ -268,7 +268,6 @@ class Session:
 
     Attributes:
         path: Folder of the results.
-        given: Arguments of the command.
     """
 
     path: Path
@@ -356,7 +355,6 @@ def _user_options(text: str, options: FlagTable) -> dict[str, Any]:
 
     Args:
         text: Value of the flag: NAME=VALUE, separated by commas.
-        options: Options of runs, including options of users' algorithms.
     """
     where, registered = "--algorithm_options", run_flags()
     values = {}

@@ -102,7 +102,6 @@ class Experiment:
 
     Attributes:
         arms: The methods, by the names of their folders.
-        paper: The paper's table.
         measures: Metrics to tabulate, in order.
         columns: Columns of the table: domains, summaries, and statistics over clients. The table
             also has the other domains of the data.

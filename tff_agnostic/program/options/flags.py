@@ -60,11 +60,10 @@ class Flag:
     """A field of options, as a flag.
 
     Attributes:
-        name: Name of the flag.
         path: Field names from the options to the value.
         owner: The class that declares the field.
         hint: Annotation of the field.
-        default: Default of the field; `dataclasses.MISSING` if required.
+        default: `dataclasses.MISSING` if the field is required.
         users: Pairs (kind, name) of the algorithms, tasks or aggregations with this flag; empty if
             every run has it.
     """

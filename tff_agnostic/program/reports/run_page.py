@@ -283,7 +283,6 @@ def _domain_table(run: RunRecord, measure: Measure, series: Series) -> Table:
 
 
 def _tail(run: RunRecord) -> list[Block]:
-    """Returns the distribution of each measure over the clients."""
     blocks: list[Block] = []
     sets = [*((n, ("domains", n)) for n in run.domains), (_ALL, ("overall",))]
     models = {run.label: run.result, **(run.result.get("models") or {})}

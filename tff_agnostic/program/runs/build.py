@@ -76,14 +76,12 @@ class RunParts:
     """The parts of a run.
 
     Attributes:
-        task: The loaded task.
         remarks: Warnings about the data, before the first round; none in a private run.
         fingerprint: Digests of data, model and imports.
         privacy: Noise and account of a private run; None for other runs.
         summed: Aggregation of the clients' outputs, including any noise.
         training: Executes the rounds.
         train: Training clients: the task's clients, or their pooled examples.
-        initial: The state before the first round.
         quantities: Descriptions of the quantities that rounds report, including the spent privacy.
         evaluations: Evaluates the models after the rounds in which an evaluation is due.
         rows: Rows of metrics.csv.

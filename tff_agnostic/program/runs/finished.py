@@ -27,7 +27,6 @@ class FinishedRun:
     """A completed run.
 
     Attributes:
-        path: Folder of the run.
         table: Final evaluation of the main model as a text table, with the domains' weights.
     """
 

@@ -75,11 +75,7 @@ _MAX_SETTINGS = 5
 
 
 class RunFolder:
-    """Paths of a run's files.
-
-    Args:
-        path: Folder of the run.
-    """
+    """The folder of a run, with the paths of its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -186,7 +182,7 @@ class SavedRun:
 
     Attributes:
         flags: Content of config.json.
-        execution: Runtime settings of the run's rounds; empty before the first start.
+        execution: Runtime settings of the rounds so far; empty before the first start.
     """
 
     folder: RunFolder

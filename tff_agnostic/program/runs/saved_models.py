@@ -20,7 +20,6 @@ class SavedModels:
     """The files of a run's models.
 
     Attributes:
-        path: Folder of the files.
         files: Each file with its size and its comparison with the run's model.
     """
 

@@ -76,10 +76,7 @@ class RunSettings:
         task_options: Every option of the task.
         data_dir: Absolute path of the folder with the task's files; None without one.
         data: Absolute path of the client store; None without one.
-        config: Options of every run.
         algorithm: Options of the algorithm, an instance of its spec's `options`.
-        aggregation: Options of the aggregation.
-        privacy: Options of differential privacy.
         update_aggregator: Limits of the secure sums that accompany an aggregator of updates.
         given: Flags that the user gave.
         baseline_domains: Names of the domains in the file or run with the baselines, in order;

@@ -125,7 +125,6 @@ def runtime_options(
     """Returns the options of a runtime.
 
     Args:
-        runtime: Name of the runtime.
         given: Given options, by flag.
         execution: Execution settings of a resumed run so far; see `Runtime.execution`. Settings
             that may change last bits are kept unless the user gives others.
@@ -155,12 +154,9 @@ def train_in_folder(
     """Trains a run, and prints notes and warnings for its user; see `train_run`.
 
     Args:
-        spec: Settings of the run.
-        path: Folder of the run.
-        runtime: Runtime of the rounds; the caller starts it.
+        runtime: Started runtime of the rounds.
         stop: Records the signals that request a stop.
         resume: Whether to resume the folder's run, if it has one.
-        show_progress: Whether to show progress.
     """
     (spec,) = with_baselines([spec], path, runtime, stop, show_progress=show_progress)
     config, folder = spec.config, RunFolder(path)

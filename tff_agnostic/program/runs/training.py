@@ -310,5 +310,4 @@ def _rate_flags() -> Iterator[None]:
 
 
 def _data_digest(task: Task) -> str:
-    """Returns a digest of all examples of a task."""
     return task.fingerprint.get(DATA) or clients_digest(task.train, task.test)

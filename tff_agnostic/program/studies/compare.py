@@ -50,7 +50,6 @@ class ComparedRuns:
     Attributes:
         path: Folder of the comparison, which contains the folders of the trials.
         comparison: The results of the trials.
-        page: Report of the comparison.
         harm: A line for each domain that a method neglects; see `neglected`.
     """
 

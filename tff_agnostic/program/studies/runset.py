@@ -125,7 +125,6 @@ class RunSet(Generic[Settings]):
             write_json(folder / STUDY, dict(identity))
 
     def __enter__(self) -> RunSet[Settings]:
-        """Returns the runs."""
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], *error: object) -> None:
@@ -291,12 +290,10 @@ class _Clock(Observer):
         self._since = time.monotonic()
 
     def __enter__(self) -> _Clock:
-        """Starts the clock."""
         self._since = time.monotonic()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stops the clock."""
         self._write()
 
     def after_round(self, finished: FinishedRound) -> None:

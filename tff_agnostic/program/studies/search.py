@@ -376,7 +376,6 @@ class _JournalLock:
         return True
 
     def release(self) -> None:
-        """Releases the lock."""
         self._held.close()
 
 

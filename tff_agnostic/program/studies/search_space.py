@@ -351,7 +351,6 @@ def parse_objective(
 
 
 def _terms(text: str, domains: Sequence[str]) -> list[re.Match[str]]:
-    """Returns the terms of an objective."""
     # A domain's name may have any characters.
     defined = "|".join(map(re.escape, domains)) or "(?!)"
     term = re.compile(

@@ -151,11 +151,7 @@ def _seeds(given: RunArguments) -> tuple[int, ...]:
 def identity(
     arms: Mapping[str, SearchedArm], objective: str, seeds: tuple[int, ...], task: Task
 ) -> dict[str, Any]:
-    """Returns the identity of a search (see `RunSet`), without its budget and private digests.
-
-    Args:
-        seeds: Seeds of the runs of each trial.
-    """
+    """Returns the identity of a search (see `RunSet`), without its budget and private digests."""
     specs = {name: arm.spec({}, seeds[0]) for name, arm in arms.items()}
     # Files of the user may change under the same name.
     files = {

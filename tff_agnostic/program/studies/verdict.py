@@ -283,7 +283,6 @@ def _scope(context: ClaimContext, all_gains: Sequence[Gain], domains: Sequence[G
 
 
 def _next(context: ClaimContext, worst: Gain) -> list[str]:
-    """Returns advice on next steps."""
     steps = []
     if worst.direction() == 0:
         text = shortfall(worst, context.split, context.more_seeds)
