@@ -110,7 +110,7 @@ def watched() -> Iterator[None]:
     parent, child = os.getpid(), os.fork()
     if child:
         os.close(report)
-        _end_as(child, reports)
+        _exit_like(child, reports)
     os.close(reports)
     # Let the kernel end the child when its parent dies: users know only the parent's process ID.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -133,7 +133,7 @@ def _report(report: int, status: int, watched_process: int) -> None:
         os.write(report, b"%d" % status)
 
 
-def _end_as(child: int, reports: int) -> NoReturn:
+def _exit_like(child: int, reports: int) -> NoReturn:
     """Waits until a child ends, and ends this process with the same status or signal."""
     while True:
         sent = signal.sigwaitinfo({signal.SIGCHLD, *_PASSED_ON})
@@ -146,7 +146,7 @@ def _end_as(child: int, reports: int) -> NoReturn:
             os.kill(child, sent.si_signo)
     code = os.waitstatus_to_exitcode(how)
     if code < 0:
-        _end_by(-code)
+        _end_by_signal(-code)
     if code == 0:
         code = _reported(reports)
         if code < 0:
@@ -165,7 +165,7 @@ def _reported(reports: int) -> int:
         return -1
 
 
-def _end_by(number: int) -> None:
+def _end_by_signal(number: int) -> None:
     """Ends this process by a signal, given its number."""
     # Write no second core file: the child has already written one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -308,20 +308,22 @@ def _parse(where: str, hint: Any, value: Any, separator: Optional[str]) -> Any:
 
 def _scalar(where: str, kind: type, value: Any, from_text: bool) -> Any:
     if kind is Path:
-        return named_path(where, os.fspath(value)) if isinstance(value, (str, Path)) else _no(value)
+        if not isinstance(value, (str, Path)):
+            return _reject(value)
+        return named_path(where, os.fspath(value))
     if isinstance(value, str) and from_text and kind is not str:
         if kind is bool:
             lower = value.lower()
-            return lower == "true" if lower in ("true", "false") else _no(value)
+            return lower == "true" if lower in ("true", "false") else _reject(value)
         return kind(value)
     types = (int, float) if kind is float else (kind,)
     # Python treats True as a number.
     if not isinstance(value, types) or isinstance(value, bool) != (kind is bool):
-        return _no(value)
+        return _reject(value)
     return kind(value)
 
 
-def _no(value: Any) -> Any:
+def _reject(value: Any) -> Any:
     raise ValueError(value)
 
 

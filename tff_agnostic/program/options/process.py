@@ -209,7 +209,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         rest = [argv[0], *parse(lines, flags.FLAGS, once=False)]
         rest += parse(arguments, flags.FLAGS)
     except (UserError, flags.Error) as e:
-        sys.exit(_failed(_in_words(e)))
+        sys.exit(_failed(_reworded(e)))
     except SystemExit:
         sys.exit()
     if not flags.FLAGS["verbosity"].present:
@@ -236,7 +236,7 @@ def parse(arguments: Sequence[str], defined: flags.FlagValues, once: bool = True
     return rest
 
 
-def _in_words(error: Exception) -> Exception:
+def _reworded(error: Exception) -> Exception:
     """Rewords absl's error about a flag that is not a number; other errors stay unchanged."""
     match = _NO_NUMBER.fullmatch(str(error))
     if match is None:

@@ -130,7 +130,7 @@ def export_request(
         profile=profile,
         num_domains=task.num_domains,
         num_parameters=task.model.num_parameters,
-        max_clients_per_round=_room_for(config, device, aggregation),
+        max_clients_per_round=_max_clients(config, device, aggregation),
         column_ranges=(
             _client_ranges(task, algorithm)
             if fleet is None
@@ -199,7 +199,7 @@ def _check_device(device: DeviceSettings, config: RunConfig, aggregation: Aggreg
         )
 
 
-def _room_for(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
+def _max_clients(config: RunConfig, device: DeviceSettings, aggregation: Aggregation) -> int:
     """Returns the maximum number of clients in any round, including conformance rounds."""
     given = device.max_clients_per_round
     if isinstance(aggregation, DeviceSum):

@@ -72,7 +72,7 @@ def weightless_domains(
 
 
 def given_up(
-    start: Mapping[str, float], end: Mapping[str, float], weights: Mapping[str, float], mend: str
+    start: Mapping[str, float], end: Mapping[str, float], weights: Mapping[str, float], advice: str
 ) -> list[Remark]:
     """Returns a warning about domains with nearly no lambda and a larger loss than at the start.
 
@@ -92,7 +92,7 @@ def given_up(
     return [
         Remark(
             GIVEN_UP,
-            f"training neglects {some_of(listed, _MAX_NAMES)}: {mend}.",
+            f"training neglects {some_of(listed, _MAX_NAMES)}: {advice}.",
             {
                 "domains": {
                     n: {"start": start[n], "end": finite_or_none(end[n]), "lambda": weights[n]}
@@ -132,12 +132,12 @@ def absurd_losses(
     if not beyond:
         return []
     listed = [f"{name} {beyond[name]:,.6g}" for name in sorted(beyond, key=lambda n: -beyond[n])]
-    mend = " or ".join(["scale the features", *(f"lower {rate}" for rate in rates)])
+    advice = " or ".join(["scale the features", *(f"lower {rate}" for rate in rates)])
     return [
         Remark(
             ABSURD,
             f"losses that no such model should have: {some_of(listed, _MAX_NAMES)}, where {what} "
-            f"has {limit:.3g}. Features of large numbers or too high a rate do that: {mend}.",
+            f"has {limit:.3g}. Features of large numbers or too high a rate do that: {advice}.",
             {
                 "losses": {name: finite_or_none(loss) for name, loss in beyond.items()},
                 "loss_without_knowledge": limit,

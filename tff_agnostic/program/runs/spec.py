@@ -384,7 +384,7 @@ def differences(
             may have moved, as their content is compared when they are read.
     """
     saved, current = earlier.flags(), spec.flags()
-    free = {*CHANGEABLE_ON_RESUME, *_found_by_content(spec, known_content)}
+    free = {*CHANGEABLE_ON_RESUME, *_identified_by_content(spec, known_content)}
     # Ignore a flag of only one run, which belongs to another algorithm or aggregation.
     names = sorted({*current} & {*saved}, key=lambda name: (name not in _CHIEF, name))
     different = [name for name in names if current[name] != saved[name] and name not in free]
@@ -408,7 +408,7 @@ def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
     ]
 
 
-def _found_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
+def _identified_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
     """Returns the flags of files whose content the fingerprint of the earlier run contains."""
     flags = {*DATA_PATH_FLAGS} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}

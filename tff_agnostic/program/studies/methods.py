@@ -259,8 +259,10 @@ def trial_specs(
     first_seed = given.settings.get("seed", 0)
     specs = {}
     for name, arm in arms.items():
-        owner, making = owners[name], WORDS[arm.word].settings if arm.word else {}
-        fixed = sorted(further[owner].keys() & (making if owner == name else arm.settings).keys())
+        owner = owners[name]
+        word_settings = WORDS[arm.word].settings if arm.word else {}
+        unchangeable = word_settings if owner == name else arm.settings
+        fixed = sorted(further[owner].keys() & unchangeable.keys())
         if fixed:
             raise UserError(
                 f"--override: {owner}: expected a flag that {owner} does not set itself, found "

@@ -288,7 +288,7 @@ class PortfolioSearch:
             if reason is None:
                 confirmed[row] = jobs
             elif row == BASELINE:
-                raise UserError(_nothing(reason))
+                raise UserError(_no_baseline(reason))
             else:
                 given_up[row] = reason
         for row, why in given_up.items():
@@ -368,7 +368,7 @@ class PortfolioSearch:
         ends = {key: end for key, job in jobs.items() if (end := self.runs.outcome(job))}
         complete = {key: jobs[key] for key, end in ends.items() if end.reason is None}
         if not any(row == BASELINE for row, _ in complete):
-            raise UserError(_nothing(ends[BASELINE, 0].reason))
+            raise UserError(_no_baseline(ends[BASELINE, 0].reason))
         tried = self._comparison({_folder(*key): [job] for key, job in complete.items()})
         sign = 1.0 if self.objective.higher_is_better else -1.0
         values = {
@@ -410,5 +410,5 @@ def _folder(row: str, setting: int) -> str:
     return f"{row}-{setting + 1}"
 
 
-def _nothing(why: Optional[str]) -> str:
+def _no_baseline(why: Optional[str]) -> str:
     return f"expected a result of FedAvg, with which other methods are compared, found none: {why}"
