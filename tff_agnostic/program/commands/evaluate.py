@@ -196,7 +196,7 @@ def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
 
 
 def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
-    """Returns the main model's evaluation as JSON; the entry "models" contains the others."""
+    """Returns the main model's evaluation as JSON, with other models' under the key "models"."""
     main, *others = reports
     models = {name: reports[name].to_json() for name in others}
     return {**reports[main].to_json(), **({"models": models} if models else {})}

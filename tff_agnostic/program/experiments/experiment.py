@@ -103,13 +103,13 @@ class Experiment:
     Attributes:
         arms: The methods, by the names of their folders.
         measures: Metrics to tabulate, in order.
-        columns: Columns of the table: domains, summaries, and statistics over clients. The table
-            also has the other domains of the data.
+        columns: Columns of the table: domains, summaries, and statistics over clients. Domains of
+            the data that are not listed are added.
         curve: Measure to plot over the rounds, in the harder domain.
         harder_domain: Domain to plot; FedAvg's worst domain if None.
         trials: Number of trials per method, as in the paper.
-        raw_data: Options of the import of a folder of raw files; None if the task reads the folder
-            itself, or needs no folder.
+        raw_data: Import options for raw files; None if the task reads raw files itself, or needs
+            no files.
         base_predictors: Predictors that methods mix; None if no method mixes predictors.
     """
 

@@ -1,7 +1,7 @@
 """Claims about differences between a method and another method or a constant predictor.
 
-All sentences of verdicts are built here from claims, so that reports of runs and of studies have
-equal sentences for equal results. A difference is significant if its 95% interval excludes 0.
+All sentences of verdicts are built here from claims, so that equal results have equal sentences in
+all reports. A difference is significant if its 95% interval excludes 0.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tff_agnostic.program.reports.claims import split_name
 from tff_agnostic.program.reports.document import Block, Cell, Number, Table, text
 from tff_agnostic.program.reports.run_record import RunRecord, number
 
-# Maximum number of classes per domain in a table, which has those with most wrong predictions.
+# Number of classes to tabulate per domain: the classes with most wrong predictions.
 _DOMAIN_CLASSES = 5
 
 

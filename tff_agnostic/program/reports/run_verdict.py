@@ -112,7 +112,7 @@ def _interval(
     Args:
         place: Index of the domain; -1 for all examples.
         tests: Number of simultaneous intervals.
-        is_paired: Whether the other value is the model's on all examples, which has replicates.
+        is_paired: Whether `other` is the model's value on all examples, which is resampled as well.
     """
     if run.resampled is None or measure.name not in run.resampled.values:
         return None

@@ -244,7 +244,7 @@ def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
     """
     options = spec.algorithm
     if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
-        # The worst one of all mixtures is a single domain, whose loss is reported anyway.
+        # Among all mixtures the worst is a single domain, which evaluations report anyway.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
     with flags_in_errors(options):

@@ -16,8 +16,8 @@ FEW_ROUNDS = 0.5
 # Minimum increase of a domain's fraction of rounds for which a flag is recommended.
 _GAIN = 0.05
 
-# A client dominates a domain with at least this share of the domain's examples, if its share is
-# also at least this many times an equal share.
+# A client dominates a domain if it has at least this share of the domain's examples, and at least
+# this many times an equal share.
 _LARGE_SHARE = 0.25
 _TIMES_EQUAL = 3.0
 _MAX_NAMES = 5

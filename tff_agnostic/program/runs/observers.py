@@ -1,7 +1,7 @@
 """Observers of a run: metrics.csv, TensorBoard, progress, checkpoints.
 
-`TrainingRun` calls them in the order of this module. The privacy account is updated before a row
-shows its numbers, a row is written before a checkpoint relies on it, and the checkpoint comes last:
+`TrainingRun.observers` determines their order. The privacy account is updated before a row shows
+its numbers. A row is written before a checkpoint relies on it. The checkpoint comes last, so that
 no file is older than the state from which the run resumes.
 """
 
@@ -58,7 +58,7 @@ class StopOnSignal(Observer):
         self._stop = stop
 
     def after_round(self, finished: FinishedRound) -> None:
-        """Stops the run after a round if a signal requested it; the last round ends it anyway."""
+        """Stops the run if a signal requested it, unless the round is the last one."""
         # Read it once: a signal between two reads would stop the run without saving.
         if self._stop.signal_number is not None and finished.num < finished.last:
             finished.stop = True

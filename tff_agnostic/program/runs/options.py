@@ -1,4 +1,4 @@
-"""Options of runs, and the registries of the parts of a run that have options."""
+"""Options of runs, and the registries of a run's parts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RunConfig(Options):
         pooled: Train centrally, as a baseline without federated training. The examples of all
             training clients are in one place, and a round is minibatch SGD on as many of them as
             --clients_per_round clients have on average.
-        max_examples: Maximum number of examples to use of each training client, the first ones.
+        max_examples: Maximum number of examples per training client: only the first ones are used.
         evaluate_every: Number of rounds between evaluations on the test clients.
         evaluation_clients: Number of test clients in evaluations between rounds, the same clients
             each time; all if not given. The evaluation after the last round uses all.

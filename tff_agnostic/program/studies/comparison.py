@@ -27,7 +27,7 @@ from tff_agnostic.tasks.task import TEST_SPLIT
 OVER_CLIENTS = "(over clients)"
 # First part of the names of runs that are the first of two stages.
 FIRST_STAGES = "first_stages"
-# Algorithm of the method that others are compared with.
+# Algorithm of the method with which other methods are compared.
 BASELINE = "fed_avg"
 # Key of result.json in a run without federated training.
 POOLED = "pooled"
@@ -131,7 +131,7 @@ class Comparison:
 
     @property
     def baseline(self) -> str:
-        """The method that others are compared with: FedAvg, or the first one."""
+        """The method with which other methods are compared: FedAvg, or the first method."""
         return next(filter(self.is_plain, self.trials), next(iter(self.trials)))
 
     def is_plain(self, row: str) -> bool:

@@ -251,8 +251,8 @@ def trial_specs(
 
     Args:
         arms: The methods, by the names of their folders.
-        called: Names that --override uses instead of a folder's name, by folder, such as "mixtures"
-            for all mixtures. For these methods, --override cannot change settings of their `Arm`.
+        called: Name in --override of each method that --override does not call by its folder, such
+            as "mixtures" for every mixture. --override cannot change the settings in such an `Arm`.
     """
     owners = {name: (called or {}).get(name, name) for name in arms}
     further = overrides(given, list(dict.fromkeys(owners.values())))

@@ -69,9 +69,9 @@ class RecommendOptions(TaskOptions):
             largest distance of a domain from the best that any method attains there), superquantile
             (the worst tenth of the clients), overall, or a sum such as 0.7*worst+0.3*overall.
             NAME:MEASURE chooses the loss or a metric of the task, by default its first metric.
-        average_may_lose: Maximum loss of the average over all examples compared with FedAvg, such
-            as 0.5%: points of a share such as accuracy, otherwise a fraction of FedAvg's value.
-            [any loss]
+        average_may_lose: Maximum amount by which the average over all examples may be worse than
+            FedAvg's, such as 0.5%: a difference for shares such as accuracy, otherwise a fraction
+            of FedAvg's value. [any amount]
         tries: Number of settings to try for each method. [3; with --hours as many as fit]
         trials: Number of trials of FedAvg, of the methods that look best, and of the choice; their
             seeds are --seed, --seed + 1, and so on.

@@ -53,7 +53,9 @@ _ASK = ".ask"
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """The number of trials per method, and the seconds of training of all; None for no limit.
+    """Limits of the number of trials per method, and of the total seconds of training.
+
+    None means that there is no such limit.
 
     Methods share the seconds evenly. If the seconds are limited, a method ends after `NOTHING_NEW`
     trials in a row without new settings to train.

@@ -69,7 +69,7 @@ class Dimension:
             trial.suggest_float(name, drawn.low, drawn.high, step=drawn.step, log=drawn.log)
 
     def value(self, sampled: Any) -> Any:
-        """Returns the value of the setting for Optuna's value."""
+        """Converts Optuna's value to a value of the setting."""
         return self.setting.parsed(sampled)
 
     def extremes(self) -> list[Any]:
@@ -79,7 +79,7 @@ class Dimension:
         return [self.value(self.distribution.low), self.value(self.distribution.high)]
 
     def sampled(self, value: Any) -> Optional[Any]:
-        """Returns Optuna's value for a value of the setting; None if it is outside the range."""
+        """Converts a value of the setting to Optuna's value; None if it is outside the range."""
         distribution = self.distribution
         if isinstance(distribution, CategoricalDistribution):
             return next((c for c in distribution.choices if self.value(c) == value), None)

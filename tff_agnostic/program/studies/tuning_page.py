@@ -105,7 +105,7 @@ class SearchResult:
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences of the verdict, and finally of the limits of a search."""
+        """The sentences of the verdict; the last ones state the limits of a search."""
         lines = []
         for name, trial in self.best.items():
             if name not in self.given:
