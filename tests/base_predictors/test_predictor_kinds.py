@@ -188,8 +188,8 @@ def test_rejects_unfitting_runs(tmp_path):
         tmp_path / "a", _mixing("next_word", data, **{**_NEXT_WORD, "sequence_length": 4})
     )
     assert _error(chosen, longer) == (
-        f"--base_predictors: {longer}: expected a model of the task's examples, x [n, 3] int32, "
-        "found one of x [n, 4] int32"
+        f"--base_predictors: {longer}: expected a model for the task's examples, x [n, 3] int32, "
+        "found a model for x [n, 4] int32"
     )
     fewer = _run(tmp_path / "b", _mixing("next_word", data, **_NEXT_WORD, vocabulary=2))
     assert f"{fewer}: expected the vocabulary of this task" in _error(chosen, fewer)

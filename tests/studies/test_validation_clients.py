@@ -72,7 +72,7 @@ def test_training_clients_replace_missing_heldout_clients(tmp_path):
     ("counts", "message"),
     [
         ({"a": 30}, "expected clients of two or more domains, .*, found one, a: name the column"),
-        ({"a": 4, "b": 4}, "expected 3 or more validation clients of a domain .*, found 2 at most"),
+        ({"a": 4, "b": 4}, "expected a domain with 3 or more effective .*, found 2 at most"),
     ],
 )
 def test_few_validation_clients_raise_user_error(tmp_path, counts, message):

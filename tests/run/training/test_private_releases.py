@@ -372,7 +372,7 @@ def test_rejects_more_evaluations_than_planned(cohort_runtime, lost):
     parts = run_parts(spec, RunFolder(lost), None, cohort_runtime, RunSettings.load_task)
     check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
     parts.evaluations.ledger.load(0)
-    with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4 with those that were"):
+    with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4, including"):
         check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
     # The number of planned evaluations is equal, but one would be after another round than the
     # completed one.

@@ -359,8 +359,8 @@ def _check_fits(path: Path, model: Model, task_model: Model) -> None:
     for key in ("x", "y"):
         spec, expected = model.example_spec[key], task_model.example_spec[key]
         if spec != expected:
-            text = f"a model of the task's examples, {key} {described(expected)}"
-            raise _error(path, text, f"one of {key} {described(spec)}")
+            text = f"a model for the task's examples, {key} {described(expected)}"
+            raise _error(path, text, f"a model for {key} {described(spec)}")
     if output_kind(model) is not output_kind(task_model):
         raise _error(path, "a model with the task's kind of loss", "a different kind of loss")
     _check_outputs(path, _two_outputs(model), task_model)
