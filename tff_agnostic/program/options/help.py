@@ -48,7 +48,7 @@ def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) 
 
 
 def own_groups(options: type) -> list[Group]:
-    """Returns the groups of a command's flags; the command's own class has a general heading."""
+    """Returns the groups of a command's flags; "Flags of this command" heads its own class."""
     return [
         group._replace(heading="Flags of this command")
         if group.flags[0].owner is options

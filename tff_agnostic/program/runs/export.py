@@ -275,7 +275,7 @@ def _noise_lines(manifest: dict[str, Any]) -> list[str]:
             "run_plan adds no noise: it is a node that does",
         ]
     epsilon = math.inf if simulated["epsilon"] is None else simulated["epsilon"]
-    # Training releases its rounds; an evaluation releases its own sums.
+    # Name the part that the guarantee covers: rounds of training, or a single evaluation.
     releases = counted(simulated["rounds"], "round") if "rounds" in simulated else "an evaluation"
     return [
         f"noise of z {noise['noise_multiplier']:.4g} in the server's result graph: "
