@@ -408,7 +408,7 @@ def _copy(folder: Path, model: Path, fingerprint: Mapping[str, str]) -> None:
             while block := file.read(_BLOCK):
                 kept.write(block)
             kept.flush()
-            # Check the copy before it gets its name.
+            # Check the copy before the temporary file is renamed.
             if not _has_digest(Path(kept.name), fingerprint):
                 raise UserError(
                     f"--{INITIAL_MODEL}: {model} has changed since it was read: start again"

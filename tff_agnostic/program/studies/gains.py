@@ -218,7 +218,7 @@ def _clients(trials: Trials, names: Sequence[str], name: str, measure: Measure) 
 def worst_domain(
     trials: Trials, names: Sequence[str], measure: Measure, which: slice = slice(None)
 ) -> str:
-    """Returns the counted domain with the worst mean over some trials, by default all."""
+    """Returns the counted domain with the worst mean over the trials in a slice."""
     means = {n: float(np.mean(trials.values[n][measure.name][which])) for n in names}
     counted = {n: v for n, v in means.items() if n not in trials.not_counted and v == v}
     choose = min if measure.higher_is_better else max

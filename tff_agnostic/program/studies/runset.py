@@ -1,4 +1,4 @@
-"""The runs of a study in one folder. Several processes may share it; killing one loses no run.
+"""The runs of a study in one folder, which processes can share; killing a process loses no run.
 
     FOLDER/study.json              identity of the study, which must be equal on resume
     FOLDER/runs/NAME/run/          a run, as `train` writes it

@@ -65,13 +65,13 @@ class SearchResult:
 
     @functools.cached_property
     def best(self) -> dict[str, FrozenTrial]:
-        """The best complete trial of each method, the first of equal trials; some have none."""
+        """Each method's best complete trial, if it has one; the first of equal trials."""
         trials = {name: best_trial(entry, self.objective) for name, entry in self.trials.items()}
         return {name: trial for name, trial in trials.items() if trial is not None}
 
     @functools.cached_property
     def given(self) -> dict[str, FrozenTrial]:
-        """The complete trial of each method that has the given settings; some have none."""
+        """Each method's complete trial with the given settings, if there is such a trial."""
         return {
             name: trial
             for name in self.best

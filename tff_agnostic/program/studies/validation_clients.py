@@ -123,7 +123,7 @@ class ValidationClients:
 def _split(
     clients: ClientDataset, num_domains: int, parts: int, rng: np.random.Generator
 ) -> tuple[ClientDataset, ClientDataset]:
-    """Returns one in `parts` clients, and the other clients."""
+    """Divides clients at random: returns one of `parts` equal parts, and the remaining clients."""
     taken = one_in(client_domain_counts(clients, num_domains), parts, rng)
     ids = clients.client_ids
     part, rest = ([ids[i] for i in np.flatnonzero(entry)] for entry in (taken, ~taken))
