@@ -12,7 +12,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 
 @pytest.fixture(scope="session")
 def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Caller:
-    """Calls binaries in this process, on the session's runtimes."""
+    """A caller of commands in this process, on the session's runtimes."""
     runtimes: dict[str, Any] = {"cohort": cohort_runtime}
     if has_tff():
         runtimes["tff"] = request.getfixturevalue("tff_runtime")
@@ -21,20 +21,20 @@ def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Calle
 
 @pytest.fixture(scope="session")
 def call_that_draws(cohort_runtime: CohortRuntime) -> Caller:
-    """Calls commands in this process, and draws the figures of pages."""
+    """A caller that also draws the figures of pages."""
     return Caller({"cohort": cohort_runtime}, draws=True)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, the current one, for running commands."""
+    """An empty folder, set as the working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(scope="session")
 def three_rounds(call: Caller, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of digits with a checkpoint after each round; not to be changed."""
+    """Folder of a digits run with three checkpoints; tests must not change it."""
     from binaries import train
 
     path = tmp_path_factory.mktemp("digits") / "run"

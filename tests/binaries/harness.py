@@ -1,4 +1,4 @@
-"""Calls the binaries as a shell would, in this process or in a separate one."""
+"""Calls commands as a shell would, in this process or in a separate one."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 TOY = ("--task=toy_regression", "--num_clients=8", "--clients_per_round=3")
 
 _TIMEOUT_SECONDS = 300.0
-# Lines of progress, and notes.
+# Beginnings of the lines of progress and notes, which may precede an error.
 _PROGRESS = re.compile(r"round |note: |[\w ]+: \d+ of \d+ [\w ]+, ")
 
 
@@ -50,10 +50,7 @@ class Outcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The error message of a failed command: one line after the lines of progress.
-
-        The lines of a trace of a user's code are joined.
-        """
+        """The failed command's message: one line, or the joined traceback of user code."""
         assert self.status == 2, self
         assert "Traceback" not in self.err
         lines = [line for line in self.err.splitlines() if not _PROGRESS.match(line)]
@@ -66,9 +63,8 @@ class Caller:
     """Calls binaries in this process.
 
     Args:
-        running: Running runtimes by name, instead of new ones for each call; a runtime with options
-            other than the defaults is started. If None, a command that asks for a runtime fails the
-            test.
+        running: Started runtimes by name, for calls with the default options of a runtime. If None,
+            a command that asks for a runtime fails the test.
         draws: Whether figures are drawn, which takes longer than rounds of small models.
     """
 
@@ -77,12 +73,12 @@ class Caller:
         self._svg = html.svg if draws else _no_svg
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
-        """Runs a binary to its end."""
+        """Runs a command to its end."""
         out, err = io.StringIO(), io.StringIO()
         program = ROOT / "binaries" / f"{binary.__name__.rpartition('.')[2]}.py"
         argv = [str(program), *later_values(arguments)]
         with (
-            # This also removes the flags that the binary defines.
+            # Remove the flags that the command defines.
             flagsaver.flagsaver(),
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(train_run, "RUNTIMES", self._runtimes()),
@@ -104,7 +100,7 @@ class Caller:
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def ok(self, binary: ModuleType, *arguments: str) -> Outcome:
-        """Runs a binary that has to succeed."""
+        """Runs a command that must exit with status 0."""
         outcome = self(binary, *arguments)
         assert outcome.status == 0, outcome
         return outcome
@@ -147,7 +143,7 @@ def started_command(binary: ModuleType) -> Any:
 
 
 def given(binary: ModuleType, *arguments: str) -> Any:
-    """Returns the arguments that the flags of a command give."""
+    """Returns the parsed arguments of a command."""
     one = started_command(binary)
     with flagsaver.flagsaver():
         define(one.define_flags)
@@ -156,7 +152,7 @@ def given(binary: ModuleType, *arguments: str) -> Any:
 
 
 def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
-    """Returns the runs of each row of `compare`."""
+    """Returns the runs of each method that `compare` would train."""
     actual = given(compare, *arguments)
     return trial_specs(actual, given_arms(actual))
 
@@ -195,11 +191,11 @@ def defined_flags(binary: ModuleType) -> set[str]:
 
 
 class Process:
-    """A binary in a separate process, as a context manager that leaves no process behind.
+    """A command in a separate process, which the context manager kills at its end.
 
     Args:
         command: The command line.
-        folder: Working directory; its output goes to files there.
+        folder: Working directory, where the files `out` and `err` receive the output.
     """
 
     def __init__(self, command: list[str], folder: Path) -> None:
@@ -208,14 +204,13 @@ class Process:
         self._process: Any = None
 
     def __enter__(self) -> "Process":
-        """Starts it."""
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "PYTHONWARNINGS": "ignore",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
-        # Files: a pipe would stay open as long as any child of the process lives.
+        # Not pipes, which would stay open as long as any child of the process lives.
         with (
             default_signals(),
             open(self._folder / "out", "w") as out,
@@ -232,29 +227,28 @@ class Process:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Kills the processes that still run."""
         self._process.kill()
         self._process.wait()
 
     @property
     def started(self) -> int:
-        """The id of the process that was started."""
+        """Id of the started process, which waits for the process of the command."""
         pid: int = self._process.pid
         return pid
 
     @property
     def pid(self) -> int:
-        """The binary's process id; the started process waits for that process."""
+        """Id of the process of the command, the child of the started process."""
         wait_until(lambda: child_processes(self.started))
         (pid,) = child_processes(self.started)
         return pid
 
     def children(self) -> list[int]:
-        """Returns the process ids of its children; with --runtime=tff, TFF's worker is one."""
+        """Returns the process ids of the command's children, such as TFF's worker."""
         return child_processes(self.pid)
 
     def wait_for_rows(self, metrics: Path, count: int) -> None:
-        """Waits until `metrics` has that many whole rows."""
+        """Waits until the CSV file `metrics` has `count` complete rows."""
 
         def has_rows() -> bool:
             assert self._process.poll() is None, (self._folder / "err").read_text()
@@ -263,30 +257,28 @@ class Process:
         wait_until(has_rows)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the process that was started."""
         self._process.send_signal(number)
 
     def wait_for_import(self, library: str) -> None:
-        """Waits until the process has loaded a library whose file name contains this text."""
+        """Waits until the process has loaded a file whose name contains `library`."""
         wait_until(lambda: library in Path(f"/proc/{self.pid}/maps").read_text())
 
     def outcome(self) -> Outcome:
-        """Waits for its end; as in Python, the status is negative for a signal."""
+        """Waits for the end; a process killed by signal n has the status -n."""
         status = self._process.wait(_TIMEOUT_SECONDS)
         out, err = ((self._folder / name).read_text() for name in ("out", "err"))
         return Outcome(status, out, err)
 
 
 def python_module(binary: str, *arguments: str) -> list[str]:
-    """Returns the command line of a binary."""
+    """Returns the command line that starts a module of `binaries`."""
     return [sys.executable, "-m", "binaries", binary, *later_values(arguments)]
 
 
 def later_values(arguments: Sequence[str]) -> list[str]:
-    """Returns a command's arguments without flags that later ones replace.
+    """Returns the arguments without flags that occur again later.
 
-    Commands refuse repeated flags, but tests append to shared arguments. --override may be
-    repeated.
+    Commands reject repeated flags other than --override, but tests append to shared arguments.
     """
     names = [argument.partition("=")[0] for argument in arguments]
     return [

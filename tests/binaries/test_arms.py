@@ -17,7 +17,7 @@ _ARMS = "--arms=mild=q_ffl:q=0.1;strong=q_ffl:q=5,preset=paper;agnostic_fed_avg;
 
 @pytest.fixture(scope="module")
 def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Five methods, one with a setting by --override, and the printed text."""
+    """Folder and output of a comparison of five methods, one changed by --override."""
     path = tmp_path_factory.mktemp("arms") / "runs"
     flags = ["--override=strong:client_learning_rate=0.01", "--window=4", f"--output_dir={path}"]
     outcome = call.ok(compare, *_SHORT, _ARMS, *flags)
@@ -45,7 +45,7 @@ def test_methods_have_their_settings(compared):
 
 
 @pytest.mark.nightly
-def test_tables_have_labels(compared):
+def test_tables_show_the_methods_labels(compared):
     path, _ = compared
     page = read_json(path / "page.json")
     tables = [b for s in page["sections"] for b in s["blocks"] if b.get("columns")]
@@ -62,7 +62,7 @@ def test_last_layer_starts_from_fed_avg(compared, call):
     remark = "1 round of FedAvg, and from its model 1 round of dense, the only layer, in which"
     assert f"last layer balanced: {remark}" in printed or f"last_layer: {remark}" in printed
     assert remark in (path / "report.html").read_text()
-    # The command that repeats the comparison has the shorthand.
+    # The page has the command that repeats the comparison.
     assert "last_layer:window=4" in (path / "report.html").read_text()
     first = path / "runs" / "first_stages" / "last_layer" / "trial_00" / "run"
     second = path / "runs" / "last_layer" / "trial_00" / "run"
@@ -75,7 +75,7 @@ def test_last_layer_starts_from_fed_avg(compared, call):
 
 
 @pytest.mark.nightly
-def test_pooled_method_is_marked(compared, call, tmp_path):
+def test_pooled_method_is_marked_as_not_federated(compared, call, tmp_path):
     path, printed = compared
     run = path / "runs" / "pooled" / "trial_00" / "run"
     assert "no federated training: the examples of all 8 training clients are in one" in printed
@@ -110,7 +110,7 @@ def test_resume_adds_a_method(call, folder, compared):
     assert message.startswith("--rounds: expected as many as before for last_layer, whose second ")
 
 
-def test_shorthands_have_their_settings():
+def test_shorthands_expand_to_settings():
     words = "fed_avg;uniform;slow=frozen:lambda_learning_rate=0.001;domain_input"
     flags = [*_SHORT, f"--arms={words}"]
     specs = compared_specs(*flags)
@@ -124,11 +124,11 @@ def test_shorthands_have_their_settings():
     assert uniform.algorithm.lambda_.initial is None
     assert frozen.algorithm.lambda_.absent == "freeze"
     assert frozen.algorithm.lambda_.learning_rate == 0.001
-    # The arm `uniform` stays uniform; the others start from the given lambda.
+    # `uniform` ignores the given lambda, and the other methods start from it.
     specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
     assert specs["uniform"][0].algorithm.lambda_.initial is None
     assert specs["slow"][0].algorithm.lambda_.initial == (0.2, 0.1, 0.3, 0.2, 0.2)
-    # --algorithms keeps these rules, too.
+    # Shorthands in --algorithms have the same settings.
     (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
     assert uniform_again == uniform
 

@@ -1,4 +1,4 @@
-"""Runs that cannot start or resume: one line, status 2, and no incomplete files."""
+"""Runs that cannot start or resume: commands print one line and leave no incomplete files."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ _RUN = (*TOY, "--rounds=6", "--checkpoint_every=2", "--evaluate_every=3", "--kee
 
 @pytest.fixture(scope="module")
 def whole(call: Caller, tmp_path_factory) -> Path:
-    """An uninterrupted run."""
+    """Folder of an uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "run"
     call.ok(train, *_RUN, f"--output_dir={path}")
     return path
@@ -31,7 +31,7 @@ def _assert_same_numbers(actual: Path, expected: Path) -> None:
 
 
 @golden.arguments
-def test_settings_that_do_not_fit_the_task(call, folder, arguments):
+def test_rejects_settings_that_do_not_fit_task(call, folder, arguments):
     return call.refused(folder, train, *_RUN, "--output_dir=run", *arguments)
 
 
@@ -39,7 +39,7 @@ _SECURE = ("--aggregation=secure", "--secure_min_clients=4")
 
 
 @pytest.mark.parametrize("binary", [train, compare])
-def test_fewer_clients_than_secure_sums_need(call, folder, binary):
+def test_rejects_fewer_clients_than_secure_sums_need(call, folder, binary):
     def refused(*arguments: str) -> str:
         return call.refused(folder, binary, *TOY, *_SECURE, "--output_dir=run", *arguments)
 
@@ -47,7 +47,7 @@ def test_fewer_clients_than_secure_sums_need(call, folder, binary):
     too_few = f"{first}--clients_per_round: expected at least --secure_min_clients=4, found 3"
     assert refused() == too_few
     if binary is train:
-        # Before the task is loaded: it would be refused as well.
+        # Flags are checked before the task is loaded, which would also raise an error.
         assert refused("--num_clients=0") == too_few
     enough = "--clients_per_round=4"
     assert refused(enough, "--evaluation_clients=1") == (
@@ -62,7 +62,7 @@ def test_fewer_clients_than_secure_sums_need(call, folder, binary):
 
 @golden.arguments
 @pytest.mark.parametrize("binary", [train, compare])
-def test_a_data_dir_without_the_files(call, folder, binary, arguments):
+def test_rejects_data_dir_without_the_files(call, folder, binary, arguments):
     return call.refused(folder, binary, *arguments, "--output_dir=run")
 
 
@@ -80,7 +80,7 @@ def test_malformed_adult_line_is_named(call, folder):
 
 
 @pytest.mark.nightly
-def test_a_damaged_checkpoint(call, folder, whole):
+def test_resume_skips_damaged_checkpoint(call, folder, whole):
     shutil.copytree(whole, folder / "run")
     newest = folder / "run" / "checkpoints" / "round_00000006.npz"
     newest.write_bytes(newest.read_bytes()[:300])
@@ -104,7 +104,7 @@ _MENDED = "restore the changed values there, or the checkpoints of that run"
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("reader", _READERS)
-def test_a_config_that_was_edited_since(call, folder, whole, reader):
+def test_rejects_config_edited_after_training(call, folder, whole, reader):
     shutil.copytree(whole, folder / "run")
     config = folder / "run" / "config.json"
     flags = read_json(config)
@@ -118,7 +118,7 @@ def test_a_config_that_was_edited_since(call, folder, whole, reader):
 
 
 @pytest.mark.nightly
-def test_a_full_disk_at_a_checkpoint(call, folder, whole, monkeypatch):
+def test_full_disk_keeps_earlier_checkpoints(call, folder, whole, monkeypatch):
     fsync = os.fsync
 
     def full_at_the_second_checkpoint(descriptor: int) -> None:

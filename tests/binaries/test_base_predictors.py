@@ -1,4 +1,4 @@
-"""`base_predictors`; training, evaluation and comparison with its predictors."""
+"""`base_predictors`, and runs that mix its predictors."""
 
 import csv
 import re
@@ -41,14 +41,14 @@ def predictors(call: Caller, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def entered(predictors, monkeypatch) -> Path:
-    """The folder of `predictors`, as the current folder."""
+    """The folder of `predictors`, set as the working directory."""
     monkeypatch.chdir(predictors)
     return predictors
 
 
 @pytest.fixture
 def trained(call: Caller, entered) -> Path:
-    """The folder with a run of FedBoost."""
+    """The folder of `predictors`, with a FedBoost run in `run`."""
     if not (entered / "run").exists():
         outcome = call.ok(train, *_BOOST, "--output_dir=run")
         assert "base predictor" in outcome.out
@@ -85,7 +85,7 @@ def test_boosting_resumes_with_moved_predictors(call, trained):
 
 
 @pytest.mark.slow
-def test_each_predictor_is_evaluated_by_its_name(call, trained):
+def test_predictors_are_evaluated_by_name(call, trained):
     call.ok(evaluate, "--checkpoint=run", "--models=model,a,b", "--output=e.json")
     actual = read_json(trained / "e.json")
     losses = [actual["overall"]["loss"], *(m["overall"]["loss"] for m in actual["models"].values())]
@@ -93,7 +93,7 @@ def test_each_predictor_is_evaluated_by_its_name(call, trained):
 
 
 @pytest.mark.slow
-def test_words_that_secure_counts_leave_out_are_said(call, entered):
+def test_examples_beyond_secure_limit_are_reported(call, entered):
     secure = ("--aggregation=secure", "--secure_min_clients=1", "--limit_examples=3")
     outcome = call.ok(base_predictors, "--data=texts.sqlite", *secure, "--output=cut.npz")
     whole = call(base_predictors, "--data=texts.sqlite", "--output=whole.npz")
@@ -110,12 +110,12 @@ def test_words_that_secure_counts_leave_out_are_said(call, entered):
 
 
 @golden.arguments
-def test_bad_flags(call, entered, arguments):
+def test_rejects_invalid_flags(call, entered, arguments):
     return call.refused(entered, base_predictors, "--data=texts.sqlite", *arguments)
 
 
 @golden.arguments
-def test_bad_ensembles(call, entered, arguments):
+def test_rejects_invalid_ensembles(call, entered, arguments):
     return call.refused(
         entered, train, *_TASK, "--algorithm=fed_boost", "--output_dir=bad", *arguments
     )

@@ -1,4 +1,4 @@
-"""Baselines that commands find: trivial ones in closed form, references, and refusals."""
+"""Baselines of excess losses: trivial ones in closed form, reference runs, and given files."""
 
 import dataclasses
 import json
@@ -99,7 +99,7 @@ def test_trivial_probability_loss_stays_on_simplex():
 @pytest.mark.nightly
 @pytest.mark.parametrize("length", [None, 4.0])
 def test_trivial_word_loss_is_unigram(length):
-    """No scores that are the same everywhere have a smaller loss."""
+    """The trivial loss is the smallest that constant scores can have."""
     loss = SentenceLoss(length)
     model = Model(
         ModelWeights([np.zeros([4], np.float32)], []),
@@ -118,7 +118,7 @@ def test_trivial_word_loss_is_unigram(length):
     assert actual == pytest.approx(float(value), abs=5e-3)
 
 
-# --- References
+# --- Reference runs, on one domain each
 
 
 def _task(num_clients: dict[str, int], heldout: dict[str, int]) -> Task:
@@ -164,7 +164,7 @@ def _reference(monkeypatch, task: Task, **settings) -> RunSettings:
 
 
 @pytest.mark.slow
-def test_references_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_path, capsys):
+def test_reference_runs_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_path, capsys):
     task = _task({"usual": 3, "noisy": 3, "single": 1}, {"usual": 60, "noisy": 60, "single": 20})
     reference = _reference(monkeypatch, task, rounds=40, clients_per_round=7)
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -181,9 +181,9 @@ def test_references_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_
         assert actual[name]["source"] == "own"
         for losses in ("training", "heldout"):
             assert actual[name][losses] == pytest.approx(optimum, abs=1e-4)
-        # Untrained weights are far from the optimum.
+        # The loss of zero weights is far from the optimum.
         assert np.mean(y**2) > optimum + 0.1
-        # This gives as many passes as a shared run of 40 rounds with all 7 clients.
+        # These are as many passes as in 40 shared rounds with all 7 clients.
         assert actual[name]["rounds"] == 40
     out, err = capsys.readouterr()
     assert re.search(r"^references: 0 of 2 runs, .* left \(usual\)$", err, re.MULTILINE)
@@ -191,7 +191,7 @@ def test_references_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_
     assert "note: single is too small for a reference run (1 training clients, 20 held-out" in out
     assert "its baseline is the loss of the best constant answer (trivial)" in out
 
-    # A process that was killed in the second reference, after its round 20.
+    # Restore the files after a kill at round 20 of the second reference run.
     killed = tmp_path / "domain_1"
     (killed / "result.json").unlink()
     for checkpoint in (killed / "checkpoints").glob("round_*.npz"):
@@ -216,7 +216,7 @@ def test_rejects_domain_without_data(cohort_runtime, monkeypatch, tmp_path, made
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """Two domains, whose first feature predicts the label with opposite signs; and a model."""
+    """A store of two domains with opposite labels, next to the model file linear.py."""
     rng = np.random.default_rng(0)
     records = []
     for split, count in (("train", 2), ("heldout", 2), ("test", 1)):
@@ -253,7 +253,7 @@ def test_trivial_baselines_are_domain_entropies(store, tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_references_are_made_once(call: Caller, store, tmp_path):
+def test_resume_keeps_reference_runs(call: Caller, store, tmp_path):
     path = tmp_path / "runs"
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
     short = (
@@ -279,7 +279,7 @@ def test_references_are_made_once(call: Caller, store, tmp_path):
     call.ok(*again, "--resume")
     assert tree(path / "baselines") == before
 
-    # --lambda_baselines may name the file, or a run; baselines of other domains are refused.
+    # --lambda_baselines may name the file or a run; other domains are rejected.
     for name in (file, path / "runs" / "plain" / "trial_00" / "run"):
         (spec,) = compared_specs(
             *short, "--arms=agnostic_fed_avg", f"--lambda_baselines={name}", "--trials=1"

@@ -1,4 +1,4 @@
-"""`compare`: several algorithms and seeds, a table and plots."""
+"""`compare`: trials, statistics, printed tables, and resuming."""
 
 import html
 import re
@@ -18,7 +18,7 @@ _DOMAINS = ["center -1.0", "center -0.4", "center +0.3", "center +0.7", "center 
 
 @pytest.fixture(scope="module")
 def compared(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Two algorithms and two trials, and the output."""
+    """Folder and output of a comparison of two algorithms with two trials each."""
     path = tmp_path_factory.mktemp("compared") / "runs"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -64,7 +64,7 @@ def test_terminal_has_verdict_and_tables(compared):
     path, printed = compared
     record = read_json(path / "page.json")
     verdict = record["sections"][0]["blocks"][0]["sentences"]
-    # The verdict comes first, with intervals over clients, as sums are plain.
+    # The verdict comes first. Plain sums give it intervals over clients.
     assert re.match("(No significant diff|AgnosticFedAvg ).* in the worst domain", verdict[0])
     assert "over other test clients and other seeds (2 trials)" in printed
     assert printed.index(verdict[0]) < printed.index("\nloss on the test clients")
@@ -80,7 +80,7 @@ def test_terminal_has_verdict_and_tables(compared):
     assert "./run compare --task=toy_regression" in command and "--trials=2" in command
 
 
-def test_resuming_with_another_evaluation_evaluates_again(call, folder, compared):
+def test_resume_with_other_evaluation_flags_evaluates_again(call, folder, compared):
     shutil.copytree(compared[0], folder / "runs")
     flags = ("--seed=3", "--worst_min_examples=51", "--client_percentiles=5,50")
     call.ok(compare, *_SHORT, "--output_dir=runs", *flags, "--resume")
@@ -114,7 +114,7 @@ def test_resume_adds_trials_and_keeps_complete_ones(call, folder, compared):
 
 @pytest.mark.nightly
 def test_stopped_comparison_resumes(call, folder, compared):
-    # In the second trial.
+    # The signal arrives in the second trial.
     with stopped(questions=3):
         outcome = call(compare, *_SHORT, "--output_dir=runs", "--seed=3")
     assert outcome.status == 143
@@ -128,7 +128,7 @@ def test_stopped_comparison_resumes(call, folder, compared):
 
 @pytest.mark.nightly
 def test_signal_in_last_trial_keeps_results(call, folder):
-    """No run remains to be stopped."""
+    """No run remains that the signal could stop."""
     with stopped():
         call.ok(
             compare, *TOY, "--rounds=1", "--trials=1", "--algorithms=fed_avg", "--output_dir=runs"
@@ -137,7 +137,7 @@ def test_signal_in_last_trial_keeps_results(call, folder):
 
 
 @pytest.mark.nightly
-def test_overrides_and_data_notes(call, folder):
+def test_overrides_reach_methods_and_notes_are_shared(call, folder):
     flags = ("--rounds=1", "--output_dir=runs", "--window=7", "--max_examples=3")
     rates = {"fed_avg": 0.5, "agnostic_fed_avg": 0.25}
     override = [f"--override={name}:client_learning_rate={rate}" for name, rate in rates.items()]
@@ -150,6 +150,6 @@ def test_overrides_and_data_notes(call, folder):
     # One trial has no standard deviation.
     comparison = read_json(folder / "runs" / "compare.json")
     assert comparison["fed_avg"]["(worst)"]["loss"]["std"] is None
-    # Both methods have the same clients: the note is printed once, and is on the page.
+    # One note for both methods, before training and again with the results.
     note = "8 of 8 clients have more than --max_examples=3."
     assert outcome.out.count(note) == 2

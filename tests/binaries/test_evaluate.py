@@ -17,7 +17,7 @@ from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 @pytest.fixture(scope="module")
 def trained(call: Caller, tmp_path_factory) -> Path:
-    """Three rounds, a checkpoint after each."""
+    """Folder of a run of three rounds, with a checkpoint after each."""
     path = tmp_path_factory.mktemp("trained") / "run"
     arguments = ["--rounds=3", "--checkpoint_every=1", "--keep_checkpoints=3", "--seed=4"]
     call.ok(train, *TOY, *arguments, f"--output_dir={path}")
@@ -83,7 +83,7 @@ def test_seed_and_task_options_change_results(call, folder, trained):
 
 
 @pytest.mark.nightly
-def test_secure_sums_match_up_to_quantisation(call, folder, trained):
+def test_secure_sums_match_plain_up_to_quantisation(call, folder, trained):
     outcome = call.ok(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--aggregation=secure"),
         "--worst_min_examples=200",
@@ -98,7 +98,7 @@ def test_secure_sums_match_up_to_quantisation(call, folder, trained):
     assert "not counted in worst and difference" in outcome.out
 
 
-def test_percentiles_are_chosen(call, folder, trained):
+def test_client_percentiles_select_statistics(call, folder, trained):
     outcome = call.ok(
         *(evaluate, f"--checkpoint={trained}", "--output=e.json", "--client_percentiles=99.5,20")
     )
@@ -125,7 +125,7 @@ def _write_clients(path: Path, domains: list[str]) -> None:
 
 
 @pytest.mark.nightly
-def test_other_data_has_other_domains(call, folder):
+def test_other_data_replace_the_domains(call, folder):
     _write_clients(folder / "two.sqlite", ["phone", "tablet"])
     _write_clients(folder / "three.sqlite", ["blue", "green", "red"])
     (folder / "model.py").write_text(LOGISTIC_REGRESSION)
@@ -133,7 +133,7 @@ def test_other_data_has_other_domains(call, folder):
     call.ok(train, *arguments, "--rounds=1", "--output_dir=run")
     call.ok(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
     assert list(read_json(folder / "e.json")["domains"]) == ["blue", "green", "red"]
-    # The run's config has the path of its data.
+    # By default, the data are those of the run.
     call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert list(read_json(folder / "e.json")["domains"]) == ["phone", "tablet"]
 

@@ -1,4 +1,4 @@
-"""`export`: exports of runs, and refusals."""
+"""`export`: plans of runs, and rejected flags and checkpoints."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 @pytest.fixture(scope="module")
 def trained(call: Caller, tmp_path_factory) -> Path:
-    """Returns a run of two rounds of the toy task, with baselines of excess losses."""
+    """Folder of a run of two rounds, with baselines of excess losses."""
     path = tmp_path_factory.mktemp("trained") / "run"
     baselines = "--lambda_baselines=0.5,0.1,0,0.1,0.5"
     call.ok(train, *TOY, "--rounds=2", baselines, f"--output_dir={path}")
@@ -29,7 +29,7 @@ def trained(call: Caller, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=["daf", "secure"])
 def exported(request, call: Caller, trained, tmp_path_factory) -> tuple[Path, str]:
-    """Returns an export of the run, and the output."""
+    """Folder and output of an export of the run."""
     path = tmp_path_factory.mktemp(request.param) / "export"
     arguments = [f"--checkpoint={trained}", f"--profile={request.param}", f"--output_dir={path}"]
     outcome = call.ok(export, *arguments)
@@ -41,7 +41,7 @@ def _state(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.nightly
-def test_export_begins_with_the_runs_state(exported, trained):
+def test_export_starts_from_the_runs_state(exported, trained):
     path, printed = exported
     outcome = run_plan(f"--plan={path}", "--verify")
     assert outcome.status == 0, outcome
@@ -127,7 +127,7 @@ def test_evaluation_plan_reports_like_evaluate(call, folder):
         values = [s["over_clients"]["loss"][name] for s in sets]
         assert metrics[f"over_clients/loss/{name}"] == pytest.approx(values, rel=1e-5), name
     assert metrics["clients/evaluated"] == expected["clients"]["evaluated"]
-    # The evaluated state stays the same.
+    # The evaluation does not change the state.
     before, after = _state(Path("export")), _state(Path("after"))
     assert set(before) == set(after)
     for name, value in before.items():
@@ -135,7 +135,7 @@ def test_evaluation_plan_reports_like_evaluate(call, folder):
 
 
 @golden.arguments
-def test_flags(folder, arguments):
+def test_rejects_invalid_flags(folder, arguments):
     (folder / "full").mkdir()
     (folder / "full" / "file").write_text("")
     nothing_starts = Caller(None)
@@ -145,7 +145,7 @@ def test_flags(folder, arguments):
 
 @pytest.mark.nightly
 @golden.arguments
-def test_checkpoints(folder, trained, arguments):
+def test_rejects_invalid_checkpoints(folder, trained, arguments):
     for name in ("run", "damaged", "foreign"):
         shutil.copytree(trained, folder / name)
     (folder / "empty").mkdir()

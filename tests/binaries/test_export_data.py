@@ -1,4 +1,4 @@
-"""`export_data` writes a store as TFF's file; ids of clients are parameters."""
+"""`export_data` writes a store as a TFF file; client ids never become part of its SQL."""
 
 import pytest
 

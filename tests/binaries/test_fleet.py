@@ -1,4 +1,4 @@
-"""A fleet runs an export: the runner's rounds bit for bit, and back into a run."""
+"""A fleet executes an export with the bits of `run_plan`; its state becomes a run again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DIGITS = (
 
 
 @pytest.mark.slow
-def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
+def test_fleet_matches_run_plan_and_imports_back(call: Caller, tmp_path):
     places = [f"--output_dir={tmp_path / 'export'}", f"--clients_dir={tmp_path / 'clients'}"]
     call.ok(export, *_DIGITS, "--backend=flower", *places)
     evaluation = tmp_path / "evaluation" / "plan"
@@ -34,7 +34,7 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     call.ok(export, *_DIGITS, *kind)
     (tmp_path / "clients/cohorts.txt").rename(tmp_path / "cohorts.txt")
     fleet = Fleet(tmp_path / "fleet", tmp_path / "export" / "plan", tmp_path / "clients")
-    # A state may hold the key of the server's noise: nodes do without.
+    # Nodes need no state, which may contain the key of the server's noise.
     node_plan = tmp_path / "of_nodes"
     shutil.copytree(fleet.export, node_plan)
     (node_plan / "server_state.ckpt").unlink()
@@ -51,20 +51,20 @@ def test_digits_go_to_a_fleet_and_come_back(call: Caller, tmp_path):
     finally:
         fleet.close()
     folder = fleet.folder / "server"
-    # The runner, with the same clients.
+    # `run_plan` executes the same rounds.
     plan = f"--plan={fleet.export}"
     clients = f"--clients={tmp_path / 'clients'}"
     _ok(run_plan(plan, clients, "--rounds=2", f"--output={tmp_path / 'run_plan'}"))
     state, runners_state = folder / "server_state.ckpt", tmp_path / "run_plan/server_state.ckpt"
     assert state.read_bytes() == runners_state.read_bytes()
     assert _metrics(folder / "metrics.jsonl") == _metrics(tmp_path / "run_plan/metrics.jsonl")
-    # The fleet evaluates after each round; its last evaluation equals that of the runner's state.
+    # The fleet evaluates after each round; `run_plan` evaluates the final state.
     measured = [f"--plan={evaluation}", clients, f"--state={runners_state}"]
     _ok(run_plan(*measured, f"--output={tmp_path / 'measured'}"))
     first, last = _metrics(folder / "evaluation_metrics.jsonl")
     assert first != last
     assert [last] == _metrics(tmp_path / "measured/metrics.jsonl")
-    # The fleet's state becomes a run, which resumes.
+    # Import the fleet's state as a run, and resume the run.
     back, at = tmp_path / "back", f"--server_state={state}"
     call.ok(import_state, plan, at, f"--output_dir={back}", *TRUST_WITHOUT_SANDBOX)
     shutil.rmtree(fleet.folder)

@@ -1,4 +1,4 @@
-"""`frontier`: mixtures of the domains next to algorithms, on problems with known optima."""
+"""`frontier`: algorithms compared with mixtures of the domains, which have known optima."""
 
 import html
 import re
@@ -15,8 +15,7 @@ from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
 from tff_agnostic.program.studies import frontier_command
 
-# Every client takes part in every round, with one step on all of its points, whose size leads to
-# the optimum.
+# A round is one gradient step on all points of all clients, and its size reaches the optimum.
 _EXACT = (
     "--task=toy_regression",
     "--num_clients=8",
@@ -34,7 +33,7 @@ _VARIANCE = 0.1**2
 
 @pytest.fixture(scope="module")
 def exact(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Five domains; the optima of their mixtures have a closed form."""
+    """Folder and output of a frontier of five domains."""
     path = tmp_path_factory.mktemp("exact") / "runs"
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -63,7 +62,7 @@ def test_mixtures_reach_their_optima(exact):
         lambdas[f"only_{i}"] = np.eye(5)[i]
     assert list(content["mixtures"]) == list(lambdas)
     assert list(content["results"]) == [*lambdas, "fed_avg", "agnostic_fed_avg"]
-    # At the end of a line is the domain's own centre; the loss there is its variance.
+    # A mixture's optimum is the mean of the centres, weighted by lambda.
     for name, lambda_ in lambdas.items():
         given = content["mixtures"][name]["lambda"]
         np.testing.assert_allclose([given[d] for d in domains], lambda_, atol=1e-12)
@@ -105,7 +104,7 @@ _SHORT = (
 
 @pytest.fixture
 def two_domains(folder) -> Path:
-    """The current folder, with clients of two domains that need different weights."""
+    """The working directory, with clients of two domains that need different weights."""
     rng = np.random.default_rng(0)
     clients = []
     for split, num_clients in (("train", 4), ("test", 2)):
@@ -144,7 +143,7 @@ def test_finer_grid_keeps_trials(call, two_domains, monkeypatch):
 
 
 @pytest.mark.nightly
-def test_stopped_frontier_resumes_with_own_settings(call, two_domains):
+def test_stopped_frontier_resumes_with_its_overrides(call, two_domains):
     args = "--override=mixtures:server_learning_rate=0.5"
     flags = (*_SHORT, "--output_dir=runs", "--grid_algorithm=stochastic_afl", args)
     with stopped():

@@ -1,4 +1,4 @@
-"""Flags that a choice ignores: `train` refuses them in one line and writes nothing."""
+"""`train` and `compare` reject flags that other choices make ineffective."""
 
 from typing import NamedTuple
 
@@ -23,12 +23,12 @@ _CENTRAL, _DISTRIBUTED = (
 
 
 class _Pair(NamedTuple):
-    """A flag, and a choice that ignores it.
+    """A flag, arguments that make it ineffective, and arguments that use it.
 
     Attributes:
-        flag: The flag with a value.
-        ignored_by: The choice, whose first flag the message names; empty for the defaults.
-        used_by: Another choice, with which the flag has an effect.
+        flag: Argument with the flag and a value.
+        ignored_by: Arguments that ignore the flag; the message names the first. Empty for defaults.
+        used_by: Arguments with which the flag has an effect.
     """
 
     flag: str
@@ -37,7 +37,7 @@ class _Pair(NamedTuple):
 
 
 _PAIRS = (
-    # Lambda that does not move.
+    # Fixed lambda.
     _Pair("--lambda_learning_rate=0.1", (_FIXED,)),
     _Pair("--lambda_absent=zero", (_FIXED,)),
     _Pair(_NUMBERS, (_FIXED,)),
@@ -50,7 +50,7 @@ _PAIRS = (
     _Pair("--lambda_absent=zero", (_AT_1,), (_BELOW_1,)),
     _Pair(_NUMBERS, (_AT_1,), (_BELOW_1,)),
     _Pair("--lambda_absent=zero", (_AT_1,), (_AT_1, "--lambda_initial=0.6,0.1,0.1,0.1,0.1")),
-    # Baselines that give their settings a meaning.
+    # Settings of baselines.
     _Pair("--lambda_baseline_losses=heldout", (), ("--lambda_baselines=own",)),
     _Pair("--lambda_baseline_losses=heldout", (_NUMBERS,), ("--lambda_baselines=own",)),
     _Pair(
@@ -58,7 +58,7 @@ _PAIRS = (
         ("--lambda_baselines=trivial",),
         ("--lambda_baselines=own",),
     ),
-    # Sets of lambda.
+    # Lambda sets.
     _Pair(
         "--lambda_initial=0.6,0.1,0.1,0.1,0.1",
         ("--lambda_set=hull:file=m.json",),
@@ -78,7 +78,7 @@ _PAIRS = (
         (f"{_SAMPLING}=none", _BOOST),
         (f"{_SAMPLING}=uniform", _BOOST),
     ),
-    # Algorithms, sums and noise without the flag.
+    # Settings of one algorithm, aggregation or privacy.
     *(
         _Pair(flag, ("--algorithm=fed_avg",), (f"--algorithm={user}",))
         for flag, user in (
@@ -107,7 +107,7 @@ _PAIRS = (
         (*_DISTRIBUTED, "--aggregation=secure"),
         ("--privacy=none", "--aggregation=secure"),
     ),
-    # Execution of rounds.
+    # Runtimes.
     *(
         _Pair(flag, (f"--runtime={other}",), (f"--runtime={user}",))
         for flag, other, user in (
@@ -121,7 +121,7 @@ _PAIRS = (
 
 
 @pytest.mark.parametrize("pair", _PAIRS, ids=lambda pair: " ".join((pair.flag, *pair.ignored_by)))
-def test_ignored_flag_is_refused(folder, pair):
+def test_train_rejects_ignored_flag(folder, pair):
     message = Caller(None).refused(folder, train, *TOY, *pair.ignored_by, pair.flag)
     name, choice = (flag.partition("=")[0] for flag in (pair.flag, *pair.ignored_by, "")[:2])
     assert message.startswith(f"{name} has no effect with")
@@ -129,14 +129,14 @@ def test_ignored_flag_is_refused(folder, pair):
     given(train, *TOY, *pair.used_by, pair.flag).spec()
 
 
-def test_flag_used_by_one_method_is_accepted():
+def test_compare_accepts_flag_that_one_method_uses():
     arms = "--arms=uniform;moving=agnostic_fed_avg;full=delta_fl:theta=1;half=delta_fl"
     specs = compared_specs(*TOY, arms, "--lambda_absent=zero", "--boundary=smooth:width=0.3")
     assert {run.algorithm.lambda_.absent for run in specs["moving"]} == {"zero"}
     assert {run.algorithm.boundary for run in specs["half"]} == {SmoothBoundary(0.3)}
 
 
-def test_flag_ignored_by_all_methods_is_refused(folder):
+def test_compare_rejects_flag_that_all_methods_ignore(folder):
     arms = "--arms=fed_avg;full=delta_fl:theta=1"
     message = Caller(None).refused(folder, compare, *TOY, arms, "--threshold=tracked:rate=0.3")
     assert message.startswith("--threshold has no effect with")

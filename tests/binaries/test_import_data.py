@@ -1,4 +1,4 @@
-"""`./run import_data` from flags to a store, on every format, and its refusals."""
+"""`import_data`: a store from every format, rejected flags, signals; the installed program."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ _ROWS = [{"who": f"u{i // 2}", "where": "xy"[i % 2], "a": i, "b": 0.5, "y": 0} f
 
 @pytest.fixture(scope="session")
 def call() -> Caller:
-    """Calls binaries in this process; no runtime is needed."""
+    """A caller that fails the test if a command starts a runtime."""
     return Caller(None)
 
 
@@ -145,7 +145,7 @@ _CSV = ("--format=csv", "--input=rows.csv", "--output=s.sqlite")
 
 
 @golden.arguments
-def test_invalid_flags_are_refused(call, folder, arguments):
+def test_rejects_invalid_flags(call, folder, arguments):
     _csv(folder)
     return call.refused(folder, import_data, *arguments)
 
@@ -187,7 +187,7 @@ def test_signal_leaves_no_store(folder, number, status):
 
 @pytest.mark.slow
 def test_import_loads_no_tensorflow(folder):
-    # TensorFlow takes many seconds to load, and an import does not need it.
+    # TensorFlow takes many seconds to load.
     code = (
         "import sys; from tff_agnostic.program.commands.import_data import IMPORT_DATA;"
         "IMPORT_DATA.define_flags();"
@@ -198,7 +198,7 @@ def test_import_loads_no_tensorflow(folder):
 
 
 def _installed(folder, name, *arguments):
-    """The outcome of the installed program under a name."""
+    """Runs the installed program's entry point as a script with this name."""
     (folder / name).write_text("from binaries.__main__ import console_script\nconsole_script()\n")
     with Process([sys.executable, name, *arguments], folder) as process:
         return process.outcome()

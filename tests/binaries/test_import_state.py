@@ -1,4 +1,4 @@
-"""`import_state`: a fleet's state becomes a run that resumes, is evaluated and saved."""
+"""`import_state`: the run from a fleet's state is resumed, evaluated and saved."""
 
 import shutil
 import stat
@@ -30,14 +30,14 @@ _DIGITS = (
     "--max_examples=40",
     "--client_learning_rate=0.3",
 )
-# Number of rounds in simulation, then in a fleet, and then in simulation again.
+# Rounds in simulation, then by `run_plan` as a fleet, and then in simulation again.
 _ROUNDS = 2
 _PARTS = {"daf": "plain", "secure": "secure"}
 
 
 @pytest.fixture(scope="module", params=usually(["daf"], _PARTS))
 def loop(request, call: Caller, tmp_path_factory) -> Path:
-    """Returns a folder with the run `whole`, and the run `back` with middle rounds of a fleet."""
+    """A folder with the simulated run `whole`, and `back`, imported after the fleet's rounds."""
     folder = tmp_path_factory.mktemp(f"loop_{request.param}")
     saved = [f"--checkpoint_every={_ROUNDS}", "--keep_checkpoints=3"]
     sums = f"--aggregation={_PARTS[request.param]}"
@@ -79,13 +79,13 @@ def _assert_close(actual, expected, names) -> None:
 
 
 @pytest.mark.slow
-def test_imported_state_equals_the_servers(loop):
-    # Plans with noise have a secret key in the state.
+def test_imported_state_equals_the_servers_state(loop):
+    # The state of a plan with noise contains a secret key.
     assert stat.S_IMODE((loop / "after" / "server_state.ckpt").stat().st_mode) == 0o600
     imported = newest_checkpoint(loop / "back" / "checkpoints")
     assert imported.round_num == 2 * _ROUNDS
     tensors = read_checkpoint(loop / "after" / "server_state.ckpt", "the state")
-    # The export's manifest has the order of the leaves.
+    # The manifest lists the state's tensors in the order of the checkpoint's leaves.
     order = open_export(loop / "export").manifest.server_state
     assert set(tensors) == set(order)
     for name, leaf in zip(order, imported.leaves):
@@ -94,7 +94,7 @@ def test_imported_state_equals_the_servers(loop):
 
 
 @pytest.mark.slow
-def test_fleet_rounds_equal_the_simulation(loop):
+def test_fleet_rounds_match_the_simulation(loop):
     order = open_export(loop / "export").manifest.server_state
     before, expected = (
         read_state(loop / "whole" / "checkpoints" / _name(n * _ROUNDS)).leaves for n in (1, 2)
@@ -106,7 +106,7 @@ def test_fleet_rounds_equal_the_simulation(loop):
 
 
 @pytest.mark.nightly
-def test_imported_run_resumes_like_the_whole_run(loop, call, tmp_path):
+def test_resumed_import_matches_the_simulated_run(loop, call, tmp_path):
     shutil.copytree(loop / "back", tmp_path / "back")
     resumed = ["--resume", f"--rounds={3 * _ROUNDS}", f"--output_dir={tmp_path / 'back'}"]
     printed = call.ok(train, *resumed).out
@@ -121,7 +121,7 @@ def test_imported_run_resumes_like_the_whole_run(loop, call, tmp_path):
     assert results[0]["rounds"] == results[1]["rounds"] == 3 * _ROUNDS
     losses = [result["overall"]["loss"] for result in results]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    # Rows of the fleet's rounds have the round only.
+    # Rows of imported rounds have the round number and no metrics.
     columns = read_history(tmp_path / "back" / "metrics.csv")
     assert columns["round"].tolist() == list(range(1, 3 * _ROUNDS + 1))
     has_metrics = ~np.isnan(columns["clients/contributed"])
@@ -144,12 +144,12 @@ def test_imported_run_is_evaluated_and_saved(loop, call, tmp_path):
     assert read_json(tmp_path / "model" / "model_card.json")["round"] == 2 * _ROUNDS
 
 
-# --- mistakes
+# --- Rejected flags
 
 
 @pytest.mark.slow
 @golden.arguments
-def test_flags(loop, folder, arguments):
+def test_rejects_invalid_flags(loop, folder, arguments):
     (folder / "full").touch()
     others = ("other_data", "other_model", "evaluation", "private_run")
     for name in ("export", *others):

@@ -1,4 +1,4 @@
-"""Sets of mixtures: runs, reports and resumed runs."""
+"""--lambda_set in training, evaluation and resumed runs."""
 
 import csv
 import json
@@ -11,7 +11,6 @@ from tests import golden
 from tests.binaries.harness import TOY
 from tff_agnostic.base.files import read_json
 
-# The toy's domains.
 _NAMES = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")
 _RUN = (*TOY, "--rounds=3", "--output_dir=run")
 _MIXTURES = {"low": {_NAMES[0]: 0.5, _NAMES[1]: 0.5}, "high": {_NAMES[4]: 1.0}}
@@ -40,7 +39,7 @@ def test_box_bounds_lambda_and_worst_mixture(call, folder):
     lambda_ = _last_lambda(folder / "run")
     np.testing.assert_allclose([lambda_.sum(), lambda_.min(), lambda_.max()], [1, 0.1, 0.4])
     worst = _worst(folder / "run" / "result.json")
-    # Three domains have 0.1 and the worst 0.4; the second-worst has the rest.
+    # The worst mixture has 0.4 for the worst domain, and 0.3 for the second-worst.
     first, second, *others = np.sort(_losses(folder / "run" / "result.json"))[::-1]
     assert worst["loss"] == pytest.approx(0.4 * first + 0.3 * second + 0.1 * sum(others), rel=1e-5)
     assert sorted(worst["lambda"].values()) == pytest.approx([0.1, 0.1, 0.1, 0.3, 0.4])

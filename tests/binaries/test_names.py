@@ -1,14 +1,14 @@
-"""Names from users' data in the output of commands."""
+"""Commands escape the names from users' data that they print."""
 
 from pathlib import Path
 
 from tests.binaries.harness import Outcome, Process, python_module
 from tff_agnostic.base.files import read_json
 
-# Sets a terminal's title; turns the direction of writing; C1's introducer of a sequence.
+# A terminal's title, a reversed writing direction, a C1 control sequence, and DEL.
 _BAD = "\x1b]0;owned\x07\u202e\x9b2J\x7f"
 _ESCAPED = "\\x1b]0;owned\\x07\\u202e\\x9b2J\\x7f"
-# A name of a table may turn the direction of writing, but has no control characters.
+# Domain names may reverse the writing direction, but must not have control characters.
 _DOMAINS = ("fr\u202eance", "de", "d" * 260)
 
 
@@ -33,12 +33,12 @@ def test_import_prints_escaped_names(tmp_path):
     outcome = _import(tmp_path, _DOMAINS, "--report=report.json")
     assert outcome.status == 0, outcome
     assert "fr\\u202eance" in outcome.out and f"no{_ESCAPED}" in outcome.out
-    # Files keep the names.
+    # Files have the names without escapes.
     report = read_json(tmp_path / "report.json")
     assert set(report["splits"]["train"]["domains"]) == set(_DOMAINS)
 
 
-def test_import_refuses_control_characters_in_names(tmp_path):
+def test_import_rejects_control_characters_in_names(tmp_path):
     outcome = _import(tmp_path, (f"fr{_BAD}",))
     assert f"expected a name without control characters in where{_ESCAPED}" in outcome.error
     assert not (tmp_path / "s.sqlite").exists()

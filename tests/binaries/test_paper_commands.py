@@ -1,4 +1,4 @@
-"""Commands of docs/results/delta_fl_thresholds.md for data that others have, on small files."""
+"""Commands of docs/results/delta_fl_thresholds.md on small files; flag files in configs/."""
 
 import importlib
 import json
@@ -51,7 +51,7 @@ def test_emnist_command_compares(call: Caller, folder: Path):
     ]
     tff_store(folder / "emnist.sqlite", rows)
     [command] = _commands("emnist")
-    # Other tests cover the CNN, whose traces would take a minute here.
+    # TensorFlow takes a minute to trace the CNN, which has separate tests.
     _assert_compared(call, folder, command, "--data=emnist.sqlite", "--network=linear")
 
 
@@ -80,7 +80,7 @@ def test_sent140_commands_compare(call: Caller, folder: Path):
     _assert_compared(call, folder, compare)
 
 
-# --- Every flag file under configs/ describes runs that could start
+# --- Flag files in configs/
 
 
 _FILES = sorted((ROOT / "configs").glob("*.flags"))

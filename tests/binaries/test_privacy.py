@@ -1,4 +1,4 @@
-"""`privacy`: three questions, its outputs, and its refusals."""
+"""`privacy`: epsilon, noise or rounds from the other two; privacy.json; rejected flags."""
 
 import re
 
@@ -26,8 +26,8 @@ def test_settings_have_known_epsilons(call, arguments):
     return outcome.out.splitlines()[0]
 
 
-def test_printed_noise_has_the_epsilon(call):
-    """With this noise, the budget lasts for the same number of rounds."""
+def test_printed_noise_spends_the_target_epsilon(call):
+    """The printed noise gives back the epsilon and the number of rounds."""
     settings = [*_WRITERS, *_QUICK]
     printed = call(privacy, *settings, "--rounds=120", "--target_epsilon=2").out
     noise = re.match(r"the noise multiplier is ([\d.]+)\n", printed)[1]

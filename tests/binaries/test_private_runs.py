@@ -1,4 +1,4 @@
-"""Runs with differential privacy: outputs, secrets and resuming."""
+"""Runs with differential privacy: reported epsilon, secret keys, resuming and export."""
 
 import csv
 import signal
@@ -60,7 +60,7 @@ def _state_leaves(folder: Path) -> tuple[np.ndarray, ...]:
 _KINDS = {"central": _PRIVATE, "distributed": _DISTRIBUTED, "tree": _TREE}
 
 
-# docs/explanations/privacy/noise_from_clients.md covers the third kind.
+# The commands of docs/explanations/privacy/noise_from_clients.md cover distributed noise.
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", usually(["central", "tree"], _KINDS))
 def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
@@ -95,8 +95,8 @@ def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["central", "tree"])
-def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
-    """A round's noise exceeds its tail with probability 2^31 2^-82; a tree has twice the nodes."""
+def test_rejects_delta_below_noise_tail(call: Caller, tmp_path, kind):
+    """A round's noise lies beyond its tail with probability 2^-51, and a tree's with twice that."""
     flags = (*_KINDS[kind], "--rounds=3", "--delta=1e-13", f"--output_dir={tmp_path / 'run'}")
     refused = call.refused(tmp_path, train, *flags)
     least = (2 if kind == "tree" else 1) * 100 * 3 * 2.0**-51
@@ -105,7 +105,7 @@ def test_delta_below_the_tail_is_refused(call: Caller, tmp_path, kind):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["central", "distributed"])
-def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path, kind):
+def test_more_rounds_raise_epsilon_at_equal_noise(call: Caller, tmp_path, kind):
     folder = tmp_path / "run"
     flags = ("--target_epsilon=30", *_KINDS[kind])
     flags = tuple(flag for flag in flags if not flag.startswith("--noise_multiplier"))
@@ -124,7 +124,7 @@ def test_more_rounds_cost_more_and_the_noise_stays(call: Caller, tmp_path, kind)
 
 @pytest.mark.nightly
 def test_killed_run_keeps_its_key_and_noise(call: Caller, tmp_path, monkeypatch):
-    """Rounds and evaluations before the kill are released again to the last bit."""
+    """Rounds before the kill have the same bits when the resumed run repeats them."""
     flags = (*_EVALUATED, "--rounds=40", "--checkpoint_every=7", "--evaluate_every=20")
     monkeypatch.chdir(tmp_path)
     with Process(python_module("train", *flags, "--output_dir=run"), tmp_path) as process:
@@ -137,13 +137,13 @@ def test_killed_run_keeps_its_key_and_noise(call: Caller, tmp_path, monkeypatch)
     completed = _rows(tmp_path / "run")
     assert len(completed) == 40
     assert [int(row["evaluations"]) for row in completed] == [n // 20 for n in range(1, 41)]
-    # The last row may have been cut short.
+    # The kill may have truncated the last row.
     assert completed[: len(released) - 1] == released[:-1]
     _assert_nowhere(tmp_path / "run", key)
 
 
 @pytest.mark.slow
-def test_private_run_ends_without_python_errors(tmp_path):
+def test_private_run_exits_without_python_errors(tmp_path):
     flags = (*_PRIVATE, "--rounds=1", "--output_dir=run")
     with Process(python_module("train", *flags), tmp_path) as process:
         outcome = process.outcome()
@@ -189,8 +189,8 @@ def test_unseeded_runs_have_different_noise(call: Caller, tmp_path):
 
 
 @pytest.mark.nightly
-def test_cohorts_do_not_follow_the_seed(call: Caller, tmp_path):
-    """Without noise the counts of examples identify the cohorts."""
+def test_unseeded_runs_have_different_cohorts(call: Caller, tmp_path):
+    """Without noise, the exact counts of examples identify the cohorts."""
 
     def round_examples(*flags: str) -> list[dict[str, str]]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -209,7 +209,7 @@ def test_cohorts_do_not_follow_the_seed(call: Caller, tmp_path):
 
 @pytest.mark.nightly
 def test_outputs_report_evaluation_privacy(call: Caller, folder):
-    """All clients of the toy task train and are evaluated."""
+    """The toy task trains and evaluates the same clients, whose epsilons add up."""
     noise = "--private_evaluation=noise:multiplier=0.2"
     flags = (*_EVALUATED, noise, "--evaluate_every=2", "--output_dir=run")
     outcome = call.ok(train, *flags, "--rounds=3")
@@ -223,7 +223,6 @@ def test_outputs_report_evaluation_privacy(call: Caller, folder):
     assert float(rows[-1]["epsilon"]) == promised["epsilon"]
     assert float(rows[-1]["evaluation_epsilon"]) == evaluations["epsilon"]
     assert "\nprivate evaluation, of test clients: (" in outcome.out
-    # The note is in the output and on the page.
     not_resampled = "private evaluations do not resample clients, with statistics=true either"
     assert not_resampled in outcome.out
     assert not_resampled in (folder / "run" / "report.html").read_text()
@@ -244,7 +243,7 @@ def test_outputs_report_evaluation_privacy(call: Caller, folder):
 
 
 @pytest.mark.slow
-def test_export_has_its_own_key(call: Caller, folder):
+def test_export_has_a_separate_noise_key(call: Caller, folder):
     call.ok(train, *_EVALUATED, "--rounds=1", "--output_dir=run")
     to_plan = ("--checkpoint=run", "--output_dir=plan", "--clients_dir=clients")
     outcome = call.ok(export, *to_plan)
@@ -262,10 +261,10 @@ def test_export_has_its_own_key(call: Caller, folder):
 
 
 @pytest.mark.slow
-def test_resumed_distributed_runs_export_keeps_noise(call: Caller, folder):
+def test_export_of_resumed_distributed_run_keeps_noise(call: Caller, folder):
     private = ("--privacy=distributed", "--aggregation=secure", "--cohort_sampling=poisson")
     bounds = ("--target_epsilon=30", "--clip_norm=0.5", "--limit_examples=40", "--limit_loss=10")
-    # This is the quickest training with noise of the clients.
+    # FedAvg trains fastest.
     flags = (*TOY, *private, *bounds, "--algorithm=fed_avg", "--output_dir=run")
     noises = []
     for rounds, more in ((1, ()), (2, ("--resume",))):

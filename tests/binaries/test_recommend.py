@@ -1,4 +1,4 @@
-"""`recommend`: a portfolio, a choice by validation clients, and its files."""
+"""`recommend`: searches a portfolio, and chooses a method by validation clients."""
 
 import shutil
 from pathlib import Path
@@ -22,13 +22,13 @@ _MODEL = DIGITS_MODEL.replace(
 
 @pytest.fixture(scope="module")
 def call(streaming_runtime) -> Caller:
-    """Calls binaries on a runtime that traces little."""
+    """A caller on a runtime that traces fast."""
     return Caller({"cohort": streaming_runtime})
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> tuple[str, ...]:
-    """A large and a small domain; the first feature predicts the label with opposite signs."""
+    """Flags of a task with a large and a small domain, which have opposite labels."""
     path, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     counts = {"train": (24, 3), "heldout": (20, 20), "test": (10, 10)}
     records = []
@@ -82,7 +82,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     for row in _ROWS:
         assert len(list((path / "runs" / "search" / f"{row}-1").glob("trial_*"))) == 2
     assert (path / content["model"]).is_dir()
-    # The printed command has the folders of its files.
+    # The printed command has complete paths.
     command = content["command"]
     assert command[:3] == ["./run", "train", "--task=custom"]
     assert data[1] in command and data[2] in command
@@ -92,7 +92,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     assert f"{100 * first:.1f}% on all examples" in content["verdict"][0]
     page = (path / "report.html").read_text()
     assert page.index("The recommendation") < page.index("What was compared")
-    # The search never saw the test clients, and the last runs had all training clients.
+    # The search evaluates held-out clients.
     searched = path / "runs/search/fed_avg-1/trial_00/run"
     assert "heldout/loss/small" in (searched / "metrics.csv").read_text()
     # Half of the held-out clients stop references, and the others validate.
@@ -105,7 +105,7 @@ def test_killed_search_resumes_with_equal_choice(call: Caller, data, recommended
     path, _ = recommended
     folder = tmp_path / "runs"
     shutil.copytree(path, folder)
-    # This is the folder after a kill during the second trial of a row.
+    # Restore the files after a kill in the second trial of a method.
     killed = folder / "runs/search/excess_own-1/trial_01/run"
     for file in (killed / "result.json", folder / "recommendation.json", folder / "report.html"):
         file.unlink()
@@ -127,8 +127,8 @@ def test_killed_search_resumes_with_equal_choice(call: Caller, data, recommended
 
 
 @pytest.mark.nightly
-def test_last_layer_is_trained_in_two_stages(call: Caller, data, recommended, tmp_path):
-    """The choice is replaced by the last layer."""
+def test_chosen_last_layer_trains_in_two_stages(call: Caller, data, recommended, tmp_path):
+    """A patch forces the choice."""
     folder = tmp_path / "runs"
     shutil.copytree(recommended[0], folder)
     flags = (*data, *_SHORT, f"--output_dir={folder}", "--resume")

@@ -1,6 +1,6 @@
-"""Wrong flags, values and files of algorithms: one line with the flag or file, and status 2.
+"""Wrong flags, values and algorithm files: one line names the flag or the file.
 
-Each row is one rule. `test_ignored_flags.py` has the flags without effect.
+Each row tests one rule. `test_ignored_flags.py` has the flags without effect.
 """
 
 import re
@@ -14,7 +14,7 @@ from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller
 
 _TFF = "--runtime=tff --update_aggregator="
-# Arguments of `train`, and the beginning and another part of the message.
+# Arguments of `train`, the beginning of the message, and another part of the message.
 _TRAIN = [
     ("--algorithm=agnostic_fedavg", "--algorithm: ", "did you mean agnostic_fed_avg?"),
     ("--windw=3", "Unknown command line flag 'windw'", "window"),
@@ -60,12 +60,12 @@ _COMPARE = [
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__.rpartition(".")[2],
 )
-def test_wrong_arguments_are_refused(folder, binary, arguments, beginning, part):
+def test_rejects_wrong_arguments(folder, binary, arguments, beginning, part):
     message = Caller(None).refused(folder, binary, *arguments.split())
     assert message.startswith(beginning) and part in message, message
 
 
-def test_large_tff_noise_is_refused(call, folder):
+def test_rejects_large_tff_noise(call, folder):
     flags = f"{_TFF}dp:noise_multiplier=0.3 --rounds=1 --output_dir=run".split()
     message = call.refused(folder, train, *TOY, *flags)
     beginning = "--update_aggregator: noise_multiplier: expected less than a tenth of the clients"
@@ -76,7 +76,7 @@ def test_large_tff_noise_is_refused(call, folder):
     ("names", "actual"),
     [((), "none: the commands are "), (("trian",), "trian: did you mean train?")],
 )
-def test_unknown_command_is_refused(names, actual):
+def test_rejects_unknown_command(names, actual):
     process = subprocess.run(
         [sys.executable, "-m", "binaries", *names], capture_output=True, text=True, cwd=ROOT
     )
@@ -102,7 +102,7 @@ def _message(folder, call: Caller = Caller(None)) -> str:
 
 
 @pytest.mark.parametrize("source", _FILES)
-def test_file_without_an_algorithm_is_refused(folder, source):
+def test_rejects_file_without_algorithm(folder, source):
     (folder / "mine.py").write_text(source)
     assert re.match(_FILES[source], _message(folder))
     message = Caller(None).refused(folder, train, *_RUN)
@@ -121,7 +121,7 @@ _SETTINGS = [
     (_SPEC, _SPEC.replace('"By size"', "None"), "label: expected a string, found None"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'pover': 2.0}})", "paper_settings: expected flags"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'size_power': '2'}})", "paper_settings: --size_power"),
-    # Flags of a run, of an aggregation and of a task, and an option of another algorithm.
+    # Names of a run's, an aggregation's and a task's flag, and of another algorithm's option.
     (_POWER, "rounds: int = 1", "options: expected names that no other flag has, found rounds"),
     (_POWER, "secure_bits: int = 1", "options: expected names that no other flag has, found sec"),
     (_POWER, "keep: int = 1", "options: expected names that no other flag has, found keep"),
@@ -150,7 +150,7 @@ _FUNCTIONS = [
     (_OUTPUT, "raise ValueError('no')", "client_work of step 'training' fails: "),
     (_NEXT, "return 3", "expected finish to return a state of the structure"),
 ]
-# Checks that need the traces of a round.
+# Errors that only tracing a round shows.
 _SLOW_FUNCTIONS = [
     (_COLUMNS, f"columns=2 * core{_COLUMNS.partition('core')[2]}", "build: expected columns of"),
     (_COLUMNS, f"columns=({_NORM.format('r.nothing')},),", "column 'norm' fails"),
@@ -174,7 +174,7 @@ _SLOW_FUNCTIONS = [
         *(pytest.param(*row, marks=pytest.mark.slow) for row in _SLOW_FUNCTIONS),
     ],
 )
-def test_mistake_in_an_algorithm_is_refused(call, folder, old, new, message):
+def test_rejects_mistake_in_algorithm(call, folder, old, new, message):
     write_by_size(folder / "mine.py", (old, new))
     (folder / "runs").mkdir()
     refusal = _message(folder, call)
@@ -183,14 +183,14 @@ def test_mistake_in_an_algorithm_is_refused(call, folder, old, new, message):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", ["cohort", "tff"])
-def test_runtimes_refuse_an_algorithm_equally(call, folder, runtime):
+def test_runtimes_reject_algorithms_equally(call, folder, runtime):
     for old, new, message in _FUNCTIONS[-2:]:
         write_by_size(folder / "mine.py", (old, new))
         assert f"mine.py: {message}" in call.refused(folder, train, *_RUN, f"--runtime={runtime}")
 
 
 @pytest.mark.parametrize("line", ["oops", "--"])
-def test_words_in_flag_files_are_refused(call, tmp_path, monkeypatch, line):
+def test_rejects_words_in_flag_files(call, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.flags").write_text(f"--rounds=3\n{line}\n--seed=5\n")
     message = call.refused(tmp_path, train, "--flagfile=run.flags")

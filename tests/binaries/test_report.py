@@ -1,4 +1,4 @@
-"""`report` writes the same pages as `train` and `compare`."""
+"""`report` writes the pages of `train` and `compare` again."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from tff_agnostic.base.files import read_json
 
 @pytest.fixture(scope="module")
 def trained(call_that_draws: Caller, tmp_path_factory) -> Path:
-    """Two rounds of the smallest task, with pictures."""
+    """Folder of a run of two rounds, with figures."""
     path = tmp_path_factory.mktemp("trained") / "run"
     arguments = (*TOY, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
     call_that_draws.ok(train, *arguments)
@@ -22,7 +22,7 @@ def trained(call_that_draws: Caller, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(call: Caller, tmp_path_factory) -> Path:
-    """Two algorithms, two trials."""
+    """Folder of a comparison of two algorithms with two trials each."""
     path = tmp_path_factory.mktemp("compared") / "runs"
     arguments = (*TOY, "--rounds=2", "--trials=2", f"--output_dir={path}")
     call.ok(compare, *arguments)
@@ -30,7 +30,7 @@ def compared(call: Caller, tmp_path_factory) -> Path:
 
 
 @pytest.mark.nightly
-def test_run_report_has_its_numbers(trained):
+def test_run_report_shows_the_runs_numbers(trained):
     page = Reader((trained / "report.html").read_text())
     assert len(page.images) > 3
     assert {address[:19] for address in page.images} == {"data:image/svg+xml;"}
@@ -71,11 +71,11 @@ def test_report_command_rewrites_equal_bytes(call, call_that_draws, trained, com
 @pytest.mark.nightly
 def test_title_stays_until_changed(call, compared, folder):
     shutil.copytree(compared, folder / "runs")
-    for given, title in (("--title=Planes & <carriers>", "Planes &amp; &lt;carriers&gt;"),):
-        for flags in ([given], []):
-            call.ok(report, "--run=runs", *flags)
-            page = (folder / "runs" / "report.html").read_text()
-            assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
+    title = "Planes &amp; &lt;carriers&gt;"
+    for flags in (["--title=Planes & <carriers>"], []):
+        call.ok(report, "--run=runs", *flags)
+        page = (folder / "runs" / "report.html").read_text()
+        assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
 
 
 @pytest.mark.nightly
@@ -94,7 +94,7 @@ def test_unwritable_report_keeps_results(call, folder):
     assert read_json(folder / "run" / "result.json")["rounds"] == 1
 
 
-def test_folders_without_runs_are_refused(call, folder):
+def test_rejects_folders_without_complete_runs(call, folder):
     assert call.refused(folder, report).startswith("--run: expected folder of a complete run, comp")
     (folder / "empty").mkdir()
     message = call.refused(folder, report, "--run=empty")

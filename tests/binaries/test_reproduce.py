@@ -1,4 +1,4 @@
-"""`reproduce`: the methods of an experiment, and its page."""
+"""`reproduce`: an experiment from its raw files to its page."""
 
 import csv
 import dataclasses
@@ -36,14 +36,14 @@ _ADULT = (
 _ARMS = ("doctorate", "agnostic_fed_avg")
 _STACKOVERFLOW = (
     *("--experiment=stackoverflow", "--rounds=2", "--trials=1", "--clients_per_round=2"),
-    # Vectorising a model of sentences takes longer than the rounds.
+    # TensorFlow takes longer to vectorise a language model than to run the rounds.
     "--client_mode=streamed",
 )
 
 
 @pytest.fixture
 def small_experiments(monkeypatch):
-    """Replaces experiments by fewer arms on smaller tasks."""
+    """Replaces experiments by ones with fewer methods and smaller tasks."""
 
     def smaller(name: str, arms: tuple[str, ...], **options: Any) -> None:
         experiment = EXPERIMENTS[name]
@@ -65,7 +65,7 @@ def small_experiments(monkeypatch):
 
 @pytest.fixture(scope="module")
 def adult_files(tmp_path_factory) -> Path:
-    """UCI Adult, in small."""
+    """A folder with UCI Adult's files, of a few rows."""
     folder = tmp_path_factory.mktemp("files") / "adult"
     folder.mkdir()
     rows = [_PERSON, _DOCTOR, _PERSON, _PERSON.replace("<=50K", ">50K")]
@@ -75,7 +75,7 @@ def adult_files(tmp_path_factory) -> Path:
 
 
 def _posts(folder: Path) -> Path:
-    """A dump with questions and answers of users."""
+    """Writes a Stack Exchange dump of 30 questions and answers to a new folder."""
     rows = []
     for k in range(30):
         body = escape(f"<p>What is number {k % 4} of these?</p>")
@@ -90,7 +90,7 @@ def _posts(folder: Path) -> Path:
 
 @pytest.fixture
 def adult(folder, adult_files):
-    """A folder with the files of Adult, the current one."""
+    """The working directory, with the files of `adult_files` in `adult`."""
     shutil.copytree(adult_files, folder / "adult")
     return folder
 
@@ -102,7 +102,7 @@ def _lines(page: Any) -> list[str]:
 
 @pytest.mark.nightly
 def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkeypatch):
-    # Cores that this process may use.
+    # This process may use three processor cores.
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     arguments = (*_ADULT, "--output_dir=run")
@@ -118,7 +118,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
             for k in range(2)
         ]
         assert [config["seed"] for config in configs] == [0, 1]
-        # Tuples are lists in a file.
+        # JSON has lists instead of tuples.
         settings = json.loads(json.dumps(dict(EXPERIMENTS["adult"].arms[arm].settings)))
         assert configs[0].items() >= settings.items()
     compared = read_json(adult / "run" / "compare.json")
@@ -142,7 +142,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
     assert "L doctorate" in outcome.out
     assert outcome.out.endswith("\nreport: run/report.html\n")
 
-    # No run is repeated.
+    # Resuming trains nothing again.
     runs = tree(adult / "run" / "runs")
     call.ok(reproduce, *arguments, "--resume")
     assert tree(adult / "run" / "runs") == runs
@@ -153,7 +153,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
 
 
 @pytest.mark.nightly
-def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_experiments):
+def test_stackexchange_from_dump_to_mixed_models(call: Caller, folder, small_experiments):
     sites, mixed = ("ai", "beer"), ("fed_boost", "afl_boost")
     for site in sites:
         _posts(folder / "dump" / site)
@@ -171,7 +171,7 @@ def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_exper
     compared = read_json(run / "compare.json")
     assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
     for name, results in compared.items():
-        # Sites, and not kinds of posts, are the domains.
+        # The domains are sites, not kinds of posts.
         assert all(results[site]["perplexity"]["mean"] >= 1 for site in sites)
         label = EXPERIMENTS["fedboost_stackexchange"].arms[name].label
         assert label in [row[0] for row in table["rows"]]
@@ -186,11 +186,11 @@ def test_dump_is_imported_and_its_models_mixed(call: Caller, folder, small_exper
         assert [int(row["predictors/sampled"]) for row in rows] == [1, 1]
         for row in rows:
             whole = int(row["predictors/bytes_of_ensemble"])
-            # The message has the predictor and a few numbers.
+            # A message has one predictor of two, and a few numbers.
             assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
     store = load_store(run / "clients.store").digest()
 
-    # The dump need not be read again.
+    # Resuming reads no dump.
     shutil.move(folder / "dump", folder / "gone")
     (folder / "dump").mkdir()
     outcome = call.ok(reproduce, *arguments, "--resume")
@@ -213,7 +213,7 @@ def test_scale_shortens_runs(call: Caller, adult, small_experiments, monkeypatch
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
     page = read_json(adult / "run/page.json")
     assert "Shortened: 0.0001 times the task's rounds." in _lines(page)
-    # An option of the task is a flag as well.
+    # The page also lists changed task options.
     assert "--heldout_share is 0.5; the task's default is 0." in _lines(page)
     assert "accuracy of doctorate on validation clients" in json.dumps(page)
     assert "heldout/accuracy/doctorate" in (
@@ -227,7 +227,7 @@ def test_invalid_flags_raise_user_error(call: Caller, adult, arguments):
     return call.refused(adult, reproduce, *arguments, "--output_dir=run")
 
 
-def test_other_folder_is_unchanged(call: Caller, folder):
+def test_rejects_folder_with_other_files(call: Caller, folder):
     _posts(folder / "dump")
     (folder / "thesis").mkdir()
     (folder / "thesis" / "thesis.tex").write_text("")

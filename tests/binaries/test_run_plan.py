@@ -1,4 +1,4 @@
-"""`run_plan` needs TensorFlow and its dependencies only."""
+"""`run_plan` needs only TensorFlow and the packages that TensorFlow requires."""
 
 import importlib.metadata
 import os
@@ -15,7 +15,7 @@ from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 
 ROOT = Path(__file__).parents[2]
 
-# A sitecustomize for every process of a command: importing any of the names fails.
+# A sitecustomize module, with which every process of a command fails to import FOREIGN.
 _BLOCKING = """
 import sys
 
@@ -35,7 +35,7 @@ def distributions():
 
 
 def brought_by_tensorflow(installed) -> set[str]:
-    """Returns TensorFlow and its dependencies."""
+    """Returns the names of TensorFlow and its dependencies."""
     names, waiting = set(), ["tensorflow"]
     while waiting:
         name = waiting.pop()
@@ -50,14 +50,13 @@ def brought_by_tensorflow(installed) -> set[str]:
 
 
 def installed_modules(distribution) -> set[str]:
-    """Returns the top-level modules of a distribution."""
     tops = {path.parts[0] for path in distribution.files or [] if path.suffix in (".py", ".so")}
     return {top.partition(".")[0] for top in tops} - {"..", "__pycache__"}
 
 
 @pytest.fixture(scope="module")
 def foreign() -> list[str]:
-    """Returns the installed modules that TensorFlow does not bring."""
+    """Top-level modules that are installed, but are not TensorFlow's or its dependencies'."""
     installed = distributions()
     needed = brought_by_tensorflow(installed)
     allowed = {name for key in needed for name in installed_modules(installed[key])}

@@ -1,4 +1,4 @@
-"""`train --initial_model`: a run from the model of another."""
+"""`train --initial_model`: runs that start from a checkpoint, a run or a Keras file."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ def _weights(run: Path) -> list[np.ndarray]:
     return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])
 
 
-# Full batches of all clients in every round: a round is the same function of the weights.
+# All clients train with full batches: every round is the same function of the weights.
 _SAME_ROUNDS = (
     *("--task=digits", "--num_clients=4", "--num_test_clients=2"),
     *(
@@ -31,7 +31,7 @@ _SAME_ROUNDS = (
 
 
 @pytest.mark.nightly
-def test_run_from_a_model_equals_resumed_run(call, folder):
+def test_run_from_model_matches_resumed_run(call, folder):
     def run(*arguments: str) -> None:
         call.ok(train, *_SAME_ROUNDS, *arguments)
 
@@ -45,7 +45,7 @@ def test_run_from_a_model_equals_resumed_run(call, folder):
         run("--rounds=2", f"--output_dir={name}", f"--initial_model={source}")
         for actual, wanted in zip(_weights(folder / name), expected):
             np.testing.assert_allclose(actual, wanted, atol=1e-6)
-    # The run does not need the file that it started from.
+    # Resuming works after the initial model's file has moved.
     (folder / "saved" / "model.keras").rename(folder / "moved.keras")
     more = ["--output_dir=from_keras", "--rounds=3", "--resume"]
     run(*more, "--initial_model=moved.keras")
@@ -67,7 +67,7 @@ def test_run_copies_its_initial_model(call, folder):
     start = (second / "initial_model.npz").read_bytes()
     run("first", 2, "--resume")
     assert [path.name for path in (first / "checkpoints").iterdir()] == ["round_00000002.npz"]
-    # The copy differs from the file of --initial_model now.
+    # --initial_model=first now has another checkpoint than the run's copy.
     message = call(train, *TOY, "--output_dir=s", "--initial_model=first", "--resume").error
     assert message.endswith("; it is kept: --initial_model=s/initial_model.npz")
     shutil.rmtree(first)
@@ -78,7 +78,7 @@ def test_run_copies_its_initial_model(call, folder):
         assert (second / name).read_bytes() == (whole / name).read_bytes()
     assert (second / "initial_model.npz").read_bytes() == start
     call.ok(export, "--checkpoint=s", "--output_dir=exported")
-    # It also restarts without a checkpoint.
+    # Without a checkpoint, the run starts again from its copy.
     shutil.rmtree(second / "checkpoints")
     (second / "metrics.csv").unlink()
     run("s", 2, "--resume", "--initial_model=s/initial_model.npz")
@@ -106,7 +106,7 @@ def test_damaged_initial_checkpoint_is_skipped(call, folder):
 
 
 def _save_with_code(path: Path, mark: Path) -> None:
-    """Writes a model for digits; its Lambda layer makes a folder when it is loaded."""
+    """Writes a digits model whose Lambda layer creates the folder `mark` when it is loaded."""
     layers = tf.keras.layers
     code = f"lambda x: [__import__('pathlib').Path({str(mark)!r}).mkdir(exist_ok=True), x][1]"
     inputs = tf.keras.Input([64])
@@ -160,7 +160,7 @@ def test_resumed_run_needs_trust_again(call, folder):
 
 
 @pytest.mark.slow
-def test_rejects_unfit_initial_models(call, folder, three_rounds):
+def test_rejects_unusable_initial_models(call, folder, three_rounds):
     def refused(path: str) -> str:
         arguments = [*TOY, "--rounds=1", "--output_dir=run", f"--initial_model={path}"]
         return call.refused(folder, train, *arguments)

@@ -1,4 +1,4 @@
-"""Models of every task in plain TensorFlow, and of runs with frozen layers."""
+"""Saved models of every task in plain TensorFlow, model cards, and frozen layers."""
 
 import json
 import shutil
@@ -37,11 +37,10 @@ def build_model(data):
 """
 _WORDS = (b"the", b"cat", b"sat")
 _TEXTS = ("the cat", "unheard")
-# Ids of the texts for models of the next word, and for classifiers.
+# `_TEXTS` as ids, for models of the next word and for classifiers.
 _BEGINS = np.array([[5, 1, 2, 0], [5, 4, 0, 0]], np.int32)
 _IDS = np.array([[1, 2, 0, 0], [4, 0, 0, 0]], np.int32)
 _CLASSIFIER = (*("--task=text_classifier", "--data=labelled.sqlite", "--sequence_length=4"),)
-# Flags of each task.
 _TASKS = {
     "next_word": (
         *("--task=next_word", "--data=texts.sqlite", "--network=lstm:units=3"),
@@ -63,7 +62,7 @@ _INPUTS = {
     "adult": None,
     "emnist": None,
 }
-# Rows of UCI's files, of either domain.
+# A row of UCI Adult's files for each domain.
 _PEOPLE = [
     "39, Private, 77516, Bachelors, 13, Never-married, Sales, Husband, White, Male, 0, 0, 40, ?, "
     "<=50K",
@@ -88,9 +87,9 @@ def _labelled_texts(path: Path) -> Path:
 def several(
     request: pytest.FixtureRequest, call: Caller, three_rounds: Path, tmp_path_factory
 ) -> Path:
-    """Returns a folder with a run of each task, its models in all/NAME, and their outputs.
+    """A folder with a run of each task in run_NAME, and its models with outputs in all/NAME.
 
-    all/digits has `three_rounds` in every format; digits.out is the printed report.
+    all/digits has the model of `three_rounds` in every format; digits.out is the printed report.
     """
     folder = tmp_path_factory.mktemp("several")
     (folder / "model.py").write_text(_MODEL)
@@ -161,12 +160,12 @@ def _scores(folder: Path, name: str) -> np.ndarray:
 @pytest.mark.nightly_cases("text_classifier")
 @pytest.mark.slow_cases("text_classifier")
 @pytest.mark.parametrize("name", usually(_USUAL, _TASKS))
-def test_plain_tensorflow_predicts_as_the_run(several, name):
+def test_plain_tensorflow_matches_the_runs_predictions(several, name):
     scores = _scores(several, name)
     for file_name in ("model.keras", "model_saved_model"):
         outputs = _outputs(several, name, file_name)
         np.testing.assert_allclose(outputs["predictions"], scores, rtol=1e-5, atol=1e-5)
-    # The run's own file equals the saved one.
+    # The run has written the same file.
     written, saved = (several / f / "model.keras" for f in (f"run_{name}/model", f"all/{name}"))
     assert written.read_bytes() == saved.read_bytes()
 
@@ -206,7 +205,7 @@ _SUMS = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("aggregation", usually(["secure"], _SUMS))
 def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
-    """Neither the initial model's run nor the last run has frozen layers."""
+    """The runs before and after the frozen run train all layers."""
     data = several / "labelled.sqlite"
 
     def run(name: str, *arguments: str) -> list[np.ndarray]:
@@ -219,16 +218,16 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     frozen = ["--frozen_layers=embed*", f"--initial_model={source}", "--rounds=2"]
     before, after = _weights(source), run("frozen", *frozen, *_SUMS[aggregation])
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
-    # The run has its own copy of the frozen weights.
+    # The run has a copy of the frozen weights.
     shutil.rmtree(source)
     after = run("frozen", "--resume", "--rounds=3")
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
     free = run("free", "--initial_model=frozen")
     assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3
-    # The evaluated and the saved model are the trained one.
+    # Evaluation and Keras file have the trained weights.
     call.ok(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain")
     result, actual = (read_json(folder / name) for name in ("frozen/result.json", "e.json"))
-    # Secure sums round.
+    # The run's secure sums are rounded.
     assert actual["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-3)
     keras_model = tf.keras.models.load_model(folder / "frozen" / "model" / "model.keras")
     for weights, expected in zip(keras_model.get_weights(), after):
@@ -250,7 +249,7 @@ def test_run_with_frozen_layers_is_exported(call, folder, several):
     assert outcome.status == 0, outcome
 
 
-# --- `save_model`: files for plain TensorFlow, and their card
+# --- Formats and cards of `save_model`
 
 
 def _card(folder: Path) -> dict:
@@ -258,7 +257,7 @@ def _card(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_every_format_predicts_as_the_run(several, three_rounds):
+def test_every_format_matches_the_runs_predictions(several, three_rounds):
     saved, names, x = several / "all" / "digits", _IN_EVERY_FORMAT, _tested(three_rounds)
     kernel, bias = newest_checkpoint(three_rounds / "checkpoints").model_arrays["model"]
     scores = x @ kernel + bias
@@ -292,7 +291,7 @@ def test_card_describes_the_model(call, folder, three_rounds):
     assert card["settings"]["clients_per_round"] == 3
     assert card["inputs"] == "float32[None, 64]"
     assert card["versions"]["tensorflow"].startswith("2.")
-    # An earlier round has no result.
+    # The card of an earlier round has no result.
     path = three_rounds / "checkpoints" / "round_00000002.npz"
     call.ok(save_model, f"--checkpoint={path}", "--output_dir=earlier")
     card = _card(folder / "earlier")

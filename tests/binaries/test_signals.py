@@ -1,4 +1,4 @@
-"""Killed and stopped processes, and the resumed runs."""
+"""Killed and stopped commands: their exit statuses, processes and resumed runs."""
 
 import shlex
 import signal
@@ -13,7 +13,7 @@ from tests.binaries.harness import ROOT, TOY, Caller, Process, later_values, pyt
 from tests.marks import usually
 from tests.processes import child_processes, is_running, wait_until
 
-# Long enough to be stopped in the middle, with a checkpoint now and then.
+# Enough rounds to stop the run after some of its checkpoints.
 _FLAGS = (
     *TOY,
     "--rounds=120",
@@ -42,17 +42,17 @@ def _rows(path: Path) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", usually(["cohort"], ["cohort", "tff", "ray"]))
-def test_killed_run_resumes_and_leaves_no_process(folder, call, runtime):
+def test_killed_run_leaves_no_process_and_resumes(folder, call, runtime):
     if runtime == "ray":
         pytest.importorskip("ray")
-    # Rounds on workers are slower.
+    # Rounds of other runtimes are slower.
     rounds = 120 if runtime == "cohort" else 50
     arguments = later_values((*_FLAGS, f"--runtime={runtime}", f"--rounds={rounds}"))
     with Process(python_module("train", *arguments, "--output_dir=run"), folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 15)
         workers = process.children()
         assert bool(workers) == (runtime != "cohort"), workers
-        # The training process dies shortly after the process that waits for it.
+        # The training process dies shortly after its parent.
         started = [process.pid, *workers]
         process.send(signal.SIGKILL)
         assert process.outcome().status == -signal.SIGKILL
@@ -66,7 +66,7 @@ def test_killed_run_resumes_and_leaves_no_process(folder, call, runtime):
 
 
 def _resume_command(line: str, text: str) -> list[str]:
-    """Returns the command in a line that starts with `text`."""
+    """Returns the printed resume command of a line that starts with `text`."""
     assert line.startswith(text), line
     command = shlex.split(line.partition("; go on with: ")[2])
     assert command[:2] == [str(ROOT / "run"), "train"]
@@ -76,7 +76,7 @@ def _resume_command(line: str, text: str) -> list[str]:
 
 @pytest.mark.nightly
 def test_stopped_run_prints_a_command_that_resumes(call, folder):
-    # The folder is given as two words, which the printed command must replace by one.
+    # The printed command has one word instead of these two.
     command = python_module("train", *_FLAGS, "--output_dir", "run")
     with Process(command, folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 20)
@@ -100,14 +100,14 @@ def test_stopped_run_prints_a_command_that_resumes(call, folder):
 
 def test_interrupted_start_prints_one_line(folder):
     with Process(python_module("train"), folder) as process:
-        # NumPy is loaded at the start of many seconds of imports.
+        # NumPy is the first of imports that take many seconds.
         process.wait_for_import("_multiarray_umath")
         process.send(signal.SIGINT)
         assert process.outcome() == (130, "", "interrupted\n")
 
 
 @pytest.mark.nightly
-def test_a_command_that_fails_leaves_no_process(folder):
+def test_failed_command_leaves_no_process(folder):
     command = python_module(
         "train", *TOY, "--runtime=tff", "--client_learning_rate=1e30", "--output_dir=run"
     )
@@ -119,7 +119,7 @@ def test_a_command_that_fails_leaves_no_process(folder):
     wait_until(lambda: not any(map(is_running, children)))
 
 
-# --- Commands run in a child process, which has failed if it ends before it is done
+# --- `watched` runs a command in a child process, and reports a child that exits early
 
 
 _ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def _status_and_errors(body: str) -> tuple[int, str]:
         "atexit.register(os._exit, 0)\nraise KeyError",
     ],
 )
-def test_status_0_before_the_end_is_a_failure(body):
+def test_early_exit_with_status_0_fails(body):
     status, errors = _status_and_errors(body)
     assert status == 1
     assert errors.splitlines()[-1].startswith(_NOT_DONE)
@@ -186,7 +186,7 @@ def test_status_0_before_the_end_is_a_failure(body):
         ("atexit.register(os._exit, 3)\nsys.exit(0)", 3),
     ],
 )
-def test_other_ends_are_the_commands_own(body, status):
+def test_other_exit_statuses_stay_unchanged(body, status):
     actual, errors = _status_and_errors(body)
     assert actual == status
     assert _NOT_DONE not in errors
@@ -204,7 +204,7 @@ while True:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_are_passed_on(number):
+def test_child_receives_signals(number):
     with _start(_WAITS) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         process.send_signal(number)
@@ -222,6 +222,6 @@ def test_command_dies_with_its_parent():
 
 
 def test_command_waits_despite_ignored_sigchld():
-    """The command starts with SIGCHLD ignored, which its children would inherit."""
+    """A shell with SIGCHLD ignored starts the command, which inherits this."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
     assert subprocess.run(ignoring, cwd=_ROOT, check=False).returncode == 3

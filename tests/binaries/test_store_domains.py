@@ -1,4 +1,4 @@
-"""Domains of a store in the files of a run: awkward names, and a domain without examples."""
+"""Domains with awkward names, and a domain without examples, in the files of a run."""
 
 from pathlib import Path
 
@@ -35,12 +35,12 @@ def _write(folder: Path, domains: tuple[str, ...], absent: tuple[str, ...] = ())
 
 
 @pytest.mark.nightly
-def test_awkward_domain_names_come_through(call, folder):
+def test_files_keep_awkward_domain_names(call, folder):
     _write(folder, AWKWARD_NAMES)
     call.ok(train, *_FLAGS)
     result = read_json(folder / "run" / "result.json")
     assert set(result["domains"]) == set(result["domain_weights"]) == set(AWKWARD_NAMES)
-    # Curves are made from metrics.csv: resuming reads it again.
+    # Resuming reads metrics.csv, from which curves are drawn.
     before = tree(folder / "run")
     call.ok(train, *_FLAGS, "--resume")
     for name in ("metrics.csv", "result.json", "page.json"):

@@ -1,4 +1,4 @@
-"""`train`: two rounds, and their files in the output folder."""
+"""`train`: result.json, printed tables, flags, and resuming."""
 
 import importlib
 from pathlib import Path
@@ -28,14 +28,14 @@ _DOMAINS = [str(c) for c in range(10)]
 
 @pytest.fixture(scope="module")
 def digits(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """Two rounds of digits, and their output."""
+    """Folder and output of two rounds of digits."""
     path = tmp_path_factory.mktemp("digits") / "run"
     outcome = call.ok(train, *_DIGITS, "--rounds=2", "--evaluate_every=1", f"--output_dir={path}")
     return path, outcome.out
 
 
 @pytest.mark.nightly
-def test_the_result(digits):
+def test_result_json_is_consistent(digits):
     result = read_json(digits[0] / "result.json")
     head = [result[name] for name in ("task", "algorithm", "runtime", "seed", "rounds")]
     assert head == ["digits", "agnostic_fed_avg", "cohort", 0, 2]
@@ -68,7 +68,7 @@ def test_the_result(digits):
 
 
 def _settings() -> set[str]:
-    """The flags of every setting of tasks, runs and runtimes."""
+    """Returns the flags of all settings of tasks, runs and runtimes."""
     options = {name for entry in DEFAULTS.values() for name in entry.spec.option_names}
     assert {"keep", "test_split", "model"} < options
     run_options = [
@@ -82,16 +82,15 @@ def _settings() -> set[str]:
     return options | settings
 
 
-def test_every_flag_can_be_given():
+def test_train_has_flags_for_all_settings():
     others = {"task", "data_dir", "data", "algorithm_options", "output_dir", "resume"}
     assert defined_flags(train) == {*others, *_settings()}
-    # `reproduce` lacks these flags only.
     missing = _settings() - defined_flags(reproduce)
     assert missing == {"algorithm", "target_domain", "trust"}
 
 
 def test_command_flags_are_reserved():
-    """A user's algorithm may not have a setting with the name of any command's flag."""
+    """Options of users' algorithms must not have the name of any command's flag."""
     modules = {path.stem for path in (ROOT / "binaries").glob("[!_]*.py")}
     assert {*COMMANDS, "run_plan"} == modules
     commands = [importlib.import_module(f"binaries.{name}") for name in COMMANDS]
@@ -102,7 +101,7 @@ def test_command_flags_are_reserved():
 
 
 @pytest.mark.nightly
-def test_a_table_per_domain_is_printed(digits):
+def test_prints_a_table_row_per_domain(digits):
     path, printed = digits
     lines = printed.splitlines()
     assert lines[0] == f"agnostic_fed_avg on digits, 2 rounds: {path}"
@@ -115,7 +114,7 @@ def test_a_table_per_domain_is_printed(digits):
 
 
 @pytest.mark.nightly
-def test_toy_regression_tracks_its_value(call, folder):
+def test_toy_regression_tracks_the_learned_value(call, folder):
     flags = (*TOY, "--rounds=2", "--window=2", "--output_dir=run")
     call.ok(train, *flags)
     config = read_json(folder / "run" / "config.json")
@@ -136,7 +135,7 @@ def test_toy_regression_tracks_its_value(call, folder):
         ["--client_percentiles=97.5,25.0"],
     ],
 )
-def test_settings_reach_the_run(arguments):
+def test_flags_reach_the_runs_settings(arguments):
     config = given(train, *TOY, *arguments).spec().flags()
     for argument in arguments:
         name, _, value = argument.lstrip("-").partition("=")
@@ -158,7 +157,7 @@ def test_settings_reach_the_run(arguments):
         ["--client_mode=vectorised", "--max_clients_in_step=2", "--device=cpu"],
     ],
 )
-def test_execution_does_not_change_the_config(call, folder, arguments):
+def test_execution_flags_do_not_change_other_settings(call, folder, arguments):
     runs = {"run": [], "other": arguments}
     for name, more in runs.items():
         call.ok(train, *TOY, "--rounds=2", f"--output_dir={name}", *more)

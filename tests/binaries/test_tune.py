@@ -1,4 +1,4 @@
-"""`tune`: a search of a few short trials, and its files."""
+"""`tune`: short searches, their files, resuming, and parallel processes."""
 
 import contextlib
 import html
@@ -29,7 +29,7 @@ from tff_agnostic.program import progress
 from tff_agnostic.program.studies import tuning_page
 
 _DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
-# The searched settings change no client's training: it is traced once.
+# The searched settings do not change client training, which is traced once.
 _FLAGS = (
     *_DATA,
     *("--clients_per_round=2", "--client_batch_size=100", "--rounds=2", "--evaluate_every=1"),
@@ -41,13 +41,13 @@ _FLAGS = (
 
 @pytest.fixture(scope="module")
 def call(streaming_runtime) -> Caller:
-    """Calls binaries on a runtime that traces little."""
+    """A caller on a runtime that traces fast."""
     return Caller({"cohort": streaming_runtime})
 
 
 @pytest.fixture(scope="module")
 def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
-    """A search of three trials, the third in a second session, and the output of that session."""
+    """Folder of a search of three trials, and the output of the session that added the third."""
     path = tmp_path_factory.mktemp("searched") / "search"
     call.ok(tune, *_FLAGS, "--trials=2", f"--output_dir={path}")
     before = tree(path / "runs")
@@ -62,7 +62,7 @@ def searched(call: Caller, tmp_path_factory) -> tuple[Path, str]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of the tables of trials in page.json, by heading."""
+    """Returns the rows of the tables of trials in page.json, keyed by heading."""
     sections = read_json(path / "page.json")["sections"]
     (blocks,) = [s["blocks"] for s in sections if s["title"] == "All trials"]
     return [
@@ -95,7 +95,7 @@ def test_table_has_run_results(searched):
         assert (row["state"], row["round"]) == ("complete", 2)
         config = read_json(path / f"runs/fed_avg/trial_{k:03d}/seed_7/run/config.json")
         assert row["server_learning_rate"] == f"{config['server_learning_rate']:.4g}"
-        # A searched setting overrides the preset; the other settings follow the preset.
+        # The preset applies to settings that are not searched.
         assert row["server_optimizer"] == config["server_optimizer"]
         assert config["client_normalizer"] == "batch"
         assert config["heldout_share"] == 0.25
@@ -103,7 +103,7 @@ def test_table_has_run_results(searched):
     assert (rows[0]["server_learning_rate"], rows[0]["server_optimizer"]) == ("1", "sgd")
     assert len({row["server_learning_rate"] for row in rows}) == 3
     assert "(best)" in printed and "FedAvg" in printed
-    # Evaluations between rounds are reported.
+    # Trials report the evaluations between rounds.
     operations = map(json.loads, (path / "trials/journal.log").read_text().splitlines())
     reported = [o["intermediate_value"] for o in operations if "intermediate_value" in o]
     history = read_history(path / "runs/fed_avg/trial_001/seed_7/run/metrics.csv")
@@ -131,7 +131,7 @@ def test_best_flags_describe_best_trial(searched):
     file = f"--flagfile={path / 'fed_avg' / 'best.flags'}"
     spec = given(train, file).spec()
     assert wanted.items() <= spec.settings().items()
-    # The file has neither the split nor the seed of the search.
+    # The file omits the search's split and seed.
     assert (spec.task_options["heldout_share"], spec.config.seed) == (0.0, 0)
     assert spec.task_options["num_clients"] == 4
     (trials,) = compared_specs(file).values()
@@ -159,7 +159,7 @@ def test_verdict_comes_first_with_its_limits(searched):
 
 
 @pytest.mark.nightly
-def test_complete_search_runs_nothing_again(call, folder, searched, monkeypatch):
+def test_resumed_complete_search_trains_nothing(call, folder, searched, monkeypatch):
     shutil.copytree(searched[0], folder / "search")
     before = tree(folder / "search" / "runs")
     judged: list[Any] = []
@@ -201,7 +201,7 @@ _ADULT = (
         (["--seed=8"], "seeds"),
     ],
 )
-def test_other_searches_cannot_resume(call, folder, searched, further, difference):
+def test_rejects_resume_of_another_search(call, folder, searched, further, difference):
     shutil.copytree(searched[0], folder / "search")
     for name in ("adult.data", "adult.test"):
         (folder / name).write_text(_ADULT * 60)
@@ -230,7 +230,7 @@ def test_search_needs_heldout_split_and_ranges(call, folder):
 
 
 @pytest.mark.nightly
-def test_undefined_objective_ends_search(call, folder):
+def test_objective_without_value_ends_search(call, folder):
     """No domain has enough held-out examples to be the worst one."""
     few = (*_FLAGS, "--worst_min_examples=1000", "--trials=1", "--output_dir=search")
     outcome = call(tune, *few)
@@ -245,7 +245,7 @@ def test_undefined_objective_ends_search(call, folder):
 
 
 @pytest.mark.nightly
-def test_diverged_trials_end_and_equal_ones_run_once(call, folder):
+def test_diverged_trials_end_and_equal_trials_share_runs(call, folder):
     call.ok(
         tune,
         *(f for f in _FLAGS if not f.startswith(("--search", "--objective"))),
@@ -259,18 +259,18 @@ def test_diverged_trials_end_and_equal_ones_run_once(call, folder):
         assert row["state"].split(":")[0] == ("complete" if is_complete else "pruned")
         assert is_complete or "diverged" in row["state"]
     assert {row["client_learning_rate"] for row in rows} == {"0.1", "1e38"}
-    # Equal trials have equal reports and ends.
+    # Equal trials end in the same state and round.
     ends = {(row["client_learning_rate"], row["state"], row["round"]) for row in rows}
     assert len(ends) == 2 and ("0.1", "complete", 2) in ends
     best = read_json(folder / "search" / "tuned.json")["fed_avg"]
     assert best["settings"] == {"client_learning_rate": "0.1"}
-    # Equal settings are the same run.
+    # Trials with equal settings share one run.
     assert len(list((folder / "search/runs/fed_avg").glob("trial_*/seed_7/run"))) == 2
 
 
 @pytest.mark.slow
 def test_stopped_search_resumes_with_equal_trials(call, folder, searched):
-    # After the first round of the second trial.
+    # The signal arrives after the first round of the second trial.
     with stopped(questions=3):
         outcome = call(tune, *_FLAGS, "--trials=3", "--output_dir=search")
     assert outcome.status == 128 + signal.SIGTERM
@@ -283,7 +283,7 @@ def test_stopped_search_resumes_with_equal_trials(call, folder, searched):
 
 @pytest.mark.slow
 def test_signal_in_last_trial_keeps_results(call, folder):
-    """No trial remains to be stopped."""
+    """No trial remains that the signal could stop."""
     with stopped():
         call.ok(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
     assert len(_rows(folder / "search")) == 1
@@ -321,7 +321,7 @@ def test_two_processes_share_trials(folder):
         wait_until(asking.exists)
         joined = python_module("tune", *flags, "--resume")
         with Process(joined, folder / "second") as second:
-            # No process takes a trial until both want one.
+            # Hold the lock until both processes wait for it to take a trial.
             with folder_lock(asking, wait=True):
                 wait_until(
                     lambda: all(_has_open(process.pid, asking) for process in (first, second))

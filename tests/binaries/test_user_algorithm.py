@@ -1,4 +1,4 @@
-"""An algorithm of a user's own: trained, compared and exported by its file."""
+"""A user's algorithm file: trained, compared, resumed and exported."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ _BY_SIZE = ("--algorithm=by_size.py", "--algorithm_options=size_power=0.5")
 
 @pytest.fixture
 def algorithm(folder) -> Path:
-    """The file, in the current folder."""
+    """The algorithm file, in the working directory."""
     return write_by_size(folder / "by_size.py")
 
 
 @pytest.fixture(scope="module")
 def trained(call: Caller, tmp_path_factory) -> Path:
-    """A run of two rounds, in the folder of the file."""
+    """Folder of a run of two rounds, next to the algorithm file."""
     path = tmp_path_factory.mktemp("trained")
     file = write_by_size(path / "by_size.py")
     flags = [
@@ -43,7 +43,7 @@ def _weights(run: Path) -> np.ndarray:
     return newest_checkpoint(run / "checkpoints").leaves[0]
 
 
-# The fixture `trained` covers this process with plain sums.
+# The fixture `trained` runs the cohort runtime with plain sums.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("runtime", "aggregation"),
@@ -52,7 +52,7 @@ def _weights(run: Path) -> np.ndarray:
         [("cohort", "secure"), ("tff", "plain"), ("ray", "plain")],
     ),
 )
-def test_every_runtime_and_aggregation_gives_the_same(
+def test_runtimes_and_aggregations_train_equal_weights(
     call, algorithm, folder, trained, runtime, aggregation
 ):
     call.ok(
@@ -64,7 +64,7 @@ def test_every_runtime_and_aggregation_gives_the_same(
 
 
 @pytest.mark.nightly
-def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, trained):
+def test_resume_needs_an_unchanged_algorithm_file(call, algorithm, folder, trained):
     def go_on(*arguments: str):
         return call(train, *TOY, *_BY_SIZE, "--output_dir=run", "--resume", *arguments)
 
@@ -84,7 +84,7 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
     message = call.refused(folder, export, "--checkpoint=run", "--output_dir=other/export")
     assert message.startswith("run: expected the algorithm that the run there was trained with (")
 
-    # A resumed run may name a moved file with the same content.
+    # The file may move if its content stays the same.
     algorithm.unlink()
     (folder / "other" / "size.py").write_text(source)
     message = call.refused(folder, train, "--output_dir=run", "--resume", "--rounds=2")
@@ -97,7 +97,7 @@ def test_run_resumes_with_the_same_algorithm_only(call, algorithm, folder, train
 
 
 @pytest.mark.nightly
-def test_algorithm_imports_are_fingerprinted(call, algorithm, folder):
+def test_resume_needs_unchanged_imports(call, algorithm, folder):
     first_line = "def by_size(problem, options):\n"
     imports = (first_line, f"{first_line}    import power\n")
     (folder / "power.py").write_text("def power(n, exponent):\n    return n**exponent\n")
@@ -106,15 +106,15 @@ def test_algorithm_imports_are_fingerprinted(call, algorithm, folder):
     call.ok(train, *flags)
     call.ok(train, *flags, "--resume")
     (folder / "power.py").write_text("def power(n, exponent):\n    return exponent**n\n")
-    # A new process would load the algorithm again.
+    # Write the file again, to make this process load its imports again, as a new one would.
     write_by_size(algorithm, imports)
     message = call.refused(folder, train, *flags, "--resume")
     assert message.startswith("run: expected the files that the algorithm imports that the run ")
 
 
 @pytest.mark.nightly
-def test_the_setting_has_its_effect(call, algorithm, folder):
-    """Power 1 is FedAvg; other powers are not if clients' sizes differ."""
+def test_size_power_changes_the_weights(call, algorithm, folder):
+    """Power 1 is FedAvg. Other powers differ for clients of different sizes."""
     call.ok(
         *(compare, "--task=digits", "--num_clients=6", "--num_test_clients=4"),
         *("--clients_per_round=3", "--rounds=1", "--trials=1", "--output_dir=runs"),
@@ -132,8 +132,8 @@ def test_the_setting_has_its_effect(call, algorithm, folder):
 
 # docs/how_to/add_an_algorithm.md covers an export of plain sums.
 @pytest.mark.parametrize("profile", usually([], ["daf", "secure"]))
-def test_it_is_deployed(call, algorithm, folder, trained, profile):
-    """The exports are from a run, and from flags without a run."""
+def test_exported_algorithm_verifies(call, algorithm, folder, trained, profile):
+    """One export is of a run, and one of flags alone."""
     source = {"daf": [f"--checkpoint={trained}"], "secure": [*TOY, *_BY_SIZE]}[profile]
     call.ok(export, *source, f"--profile={profile}", "--output_dir=plan")
     manifest = read_json(folder / "plan" / "manifest.json")
@@ -143,6 +143,6 @@ def test_it_is_deployed(call, algorithm, folder, trained, profile):
 
 
 @golden.arguments
-def test_settings_that_are_wrong(call, algorithm, folder, arguments):
+def test_rejects_invalid_settings(call, algorithm, folder, arguments):
     flags = ["--algorithm=by_size.py", "--output_dir=run", *arguments]
     return call.refused(folder, train, *_SHORT, *flags)

@@ -1,7 +1,7 @@
 """Answers to a newcomer's mistakes: invalid tables, flags and model files.
 
-The mistakes are from a trial of 24 November 2026 with flights and speeches, made small. An import
-that succeeds reports problems in its notes.
+A newcomer made them on 24 November 2026 with larger tables. Imports that succeed report problems in
+notes.
 """
 
 import csv
@@ -34,7 +34,7 @@ def _rows() -> list[dict[str, str]]:
 
 
 def _tables(rows: list[dict[str, str]]) -> dict[str, Any]:
-    """Returns rows by the name of their file, for some with the format of the file."""
+    """Returns the rows of each CSV file, some with arguments of csv.DictWriter and of open."""
 
     def but(place: int, **cells: str) -> list[dict[str, str]]:
         return [{**row, **cells} if k == place else row for k, row in enumerate(rows)]
@@ -63,7 +63,7 @@ def _tables(rows: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
-# Each import by a name: the table, and flags in addition to the usual columns.
+# The table's file and further flags of each import, keyed by description.
 _IMPORTS = {
     "a column's typo": ("good", "--feature_columns=dealy,km", "--label_column=y"),
     "a flag's typo": ("good", "--feature_columns=delay,km", "--label_colum=y"),
@@ -147,13 +147,13 @@ def _write(folder: Path) -> None:
 
 
 def _answer(call: Caller, folder: Path, command: str, *arguments: str) -> str:
-    """Returns the exit status, and the message or the notes, except notes on small domains."""
+    """Returns the exit status, and the error or the notes, except those on small domains."""
     outcome = call(importlib.import_module(f"binaries.{command}"), *arguments)
     shutil.rmtree(folder / "new.sqlite", ignore_errors=True)
     lines = f"{outcome.out}\n{outcome.err}".splitlines()
     lines = [line for line in lines if line.startswith(("error: ", "Note: "))]
     lines = [line for line in lines if "have fewer than 100 examples" not in line]
-    # Omit lists of all names, which follow.
+    # Omit the list of all valid names at the end.
     return "\n".join(
         [f"status {outcome.status}", *(line.split(" valid names")[0] for line in lines)]
     )
@@ -174,6 +174,6 @@ def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch, cohort_runtime
     answers = {
         name: _answer(call, tmp_path, *arguments) for name, arguments in (cases | _OTHERS).items()
     }
-    # Refused inputs leave no files.
+    # Rejected inputs leave no files.
     assert not (tmp_path / "run").exists()
     return "\n\n".join(f"{name}\n{answer}" for name, answer in answers.items())
