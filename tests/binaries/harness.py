@@ -16,11 +16,13 @@ from types import ModuleType
 from typing import Any, NamedTuple, Optional
 from unittest import mock
 
+import numpy as np
 import pytest
 from absl import flags, logging
 from absl.testing import flagsaver
 
 from binaries import compare
+from tests.data.stores import LOGISTIC_REGRESSION, points_store, sentence, write_store
 from tests.platform import names_tff
 from tests.processes import child_processes, default_signals, wait_until
 from tff_agnostic.base.options import Options
@@ -31,10 +33,27 @@ from tff_agnostic.program.runs import train_run
 from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.methods import given_arms, trial_specs
 from tff_agnostic.runtimes.registry import RUNTIMES, RuntimeSpec
+from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 ROOT = Path(__file__).parents[2]
-# Two rounds of the smallest task.
+# Flags of the smallest task.
 TOY = ("--task=toy_regression", "--num_clients=8", "--clients_per_round=3")
+
+# A row of UCI Adult's files.
+ADULT_ROW = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
+    "Male, 2174, 0, 40, United-States, <=50K\n"
+)
+# A user's model file for a store of `write_texts`.
+WORD_MODEL = """
+import tensorflow as tf
+from tff_agnostic.models import SentenceLoss
+
+def build_model(data):
+    x = tf.keras.Input(data.x_shape, dtype=data.x_dtype)
+    scores = tf.keras.layers.Embedding(data.num_ids, data.num_ids)(x)
+    return tf.keras.Model(x, scores), SentenceLoss()
+"""
 
 _TIMEOUT_SECONDS = 300.0
 # Beginnings of the lines of progress and notes, which may precede an error.
@@ -155,6 +174,49 @@ def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
     """Returns the runs of each method that `compare` would train."""
     actual = given(compare, *arguments)
     return trial_specs(actual, given_arms(actual))
+
+
+def model_weights(run: Path) -> list[np.ndarray]:
+    """Returns the weights of the main model in a run's newest checkpoint."""
+    return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])
+
+
+def write_texts(path: Path, words: Mapping[str, int]) -> None:
+    """Writes a store of two clients and two domains, with a vocabulary of the words a, b and c."""
+    rows = [
+        (split, sentence(client, domain, "a b c"))
+        for split in ("train", "test")
+        for client in ("x", "y")
+        for domain in ("answer", "question")
+    ]
+    path.unlink(missing_ok=True)
+    write_store(path, rows, "text", vocabulary=words)
+
+
+def write_points(path: Path, domains: Sequence[str], held_out: Sequence[str] = ()) -> None:
+    """Writes a store of points with these domains, and the file model.py next to the store.
+
+    Args:
+        path: File of the store.
+        domains: Domains of the training and the test clients.
+        held_out: Domains of the points of one held-out client.
+    """
+    rng = np.random.default_rng(0)
+    names = [domains[i % len(domains)] for i in range(24)]
+    clients = [
+        (split, f"client_{k}", names[8 * k : 8 * k + 8])
+        for split in ("train", "test")
+        for k in range(3)
+    ]
+    clients += [("heldout", "client_3", list(held_out))] if held_out else []
+    points_store(
+        path,
+        [
+            (split, client, rng.normal(size=[len(own), 3]), np.arange(len(own)) % 2, own)
+            for split, client, own in clients
+        ],
+    )
+    path.with_name("model.py").write_text(LOGISTIC_REGRESSION)
 
 
 def _no_svg(figure: Any) -> str:

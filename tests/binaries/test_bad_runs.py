@@ -10,7 +10,7 @@ import pytest
 
 from binaries import compare, evaluate, export, save_model, train
 from tests import golden
-from tests.binaries.harness import TOY, Caller
+from tests.binaries.harness import ADULT_ROW, TOY, Caller
 from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
@@ -66,15 +66,9 @@ def test_rejects_data_dir_without_the_files(call, folder, binary, arguments):
     return call.refused(folder, binary, *arguments, "--output_dir=run")
 
 
-_ADULT_COLUMNS = (
-    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
-    "Male, 2174, 0, 40, United-States, <=50K\n"
-)
-
-
 def test_malformed_adult_line_is_named(call, folder):
-    (folder / "adult.data").write_text(_ADULT_COLUMNS * 3 + "what?\n")
-    (folder / "adult.test").write_text(_ADULT_COLUMNS)
+    (folder / "adult.data").write_text(ADULT_ROW * 3 + "what?\n")
+    (folder / "adult.test").write_text(ADULT_ROW)
     message = call.refused(folder, train, "--task=adult", "--data_dir=.", "--output_dir=run")
     assert message == f"{folder / 'adult.data'}:4: expected 15 columns, found 1"
 

@@ -37,13 +37,52 @@ def _labels(*labels):
     return [{"x": np.zeros([len(y), 2], np.float32), "y": np.array(y, np.int32)} for y in labels]
 
 
-def test_trivial_class_loss_is_entropy():
-    model = logistic_regression(2, 3)
-    # Over both clients, the classes have fractions of 1/2, 1/4 and 1/4.
-    assert trivial_loss(model, _labels([0, 0, 1], [2, 0, 0, 1, 2])) == pytest.approx(
-        1.5 * np.log(2), rel=1e-6
-    )
-    assert trivial_loss(model, _labels([1, 1])) == 0
+def _smoothed(y, p):
+    return tf.nn.softmax_cross_entropy_with_logits(0.8 * tf.one_hot(y, 3) + 0.2 / 3, p)
+
+
+def _brier(y, p):
+    return tf.reduce_sum(tf.square(tf.one_hot(y, 3) - p), axis=-1)
+
+
+def _squared(y, p):
+    return tf.square(tf.cast(y, tf.float32) - p[:, 0])
+
+
+def _absolute(y, p):
+    return tf.abs(tf.cast(y, tf.float32) - p[:, 0])
+
+
+# The classes have fractions of 1/2, 1/4 and 1/4 over both clients.
+_CLASSES = _labels([0, 0, 1], [2, 0, 0, 1, 2])
+_SMOOTHED = 0.8 * np.array([0.5, 0.25, 0.25]) + 0.2 / 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "clients", "expected"),
+    [
+        # Entropies of the labels.
+        (None, 3, _CLASSES, 1.5 * np.log(2)),
+        (None, 3, _labels([1, 1]), 0),
+        (_smoothed, 3, _CLASSES, -np.sum(_SMOOTHED * np.log(_SMOOTHED))),
+        # The output is a probability, and must stay one.
+        (_brier, 3, _CLASSES, 1.0 - np.sum(np.square([0.5, 0.25, 0.25]))),
+        # Variances of integer labels: 36% ones, and other numbers.
+        (_squared, 1, _labels([1] * 9 + [0] * 16), 0.36 * 0.64),
+        (_squared, 1, _labels([3, 5], [9, 11]), 10.0),
+        # The mean distance from the median.
+        (_absolute, 1, _labels([0, 1, 1, 100, 5]), 104 / 5),
+    ],
+)
+def test_trivial_loss_has_closed_form(loss, outputs, clients, expected):
+    model = logistic_regression(2, outputs)
+    if loss is not None:
+        model = dataclasses.replace(model, loss=loss)
+    if loss is _brier:
+        logits = model.predict
+        model = dataclasses.replace(model, predict=lambda *inputs: tf.nn.softmax(logits(*inputs)))
+    rel = 1e-6 if loss is None else 1e-3 if loss is _absolute else 1e-4
+    assert trivial_loss(model, clients) == pytest.approx(expected, rel=rel)
 
 
 def test_trivial_number_loss_is_variance():
@@ -51,49 +90,6 @@ def test_trivial_number_loss_is_variance():
     clients = [task.train.read(client_id) for client_id in task.train.client_ids]
     expected = np.var(np.concatenate([client["y"] for client in clients]))
     assert trivial_loss(task.model, clients) == pytest.approx(expected, rel=1e-5)
-
-
-def _with_loss(loss, outputs=3):
-    """A model of two features with another loss than the cross-entropy of its classes."""
-    return dataclasses.replace(logistic_regression(2, outputs), loss=loss)
-
-
-def test_trivial_squared_error_is_variance():
-    # Integer labels: 0 and 1 with a fraction of .36 ones, and other numbers.
-    model = _with_loss(lambda y, p: tf.square(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
-    assert trivial_loss(model, _labels([1] * 9 + [0] * 16)) == pytest.approx(0.36 * 0.64, rel=1e-4)
-    assert trivial_loss(model, _labels([3, 5], [9, 11])) == pytest.approx(10.0, rel=1e-4)
-
-
-def test_trivial_absolute_error_is_about_median():
-    model = _with_loss(lambda y, p: tf.abs(tf.cast(y, tf.float32) - p[:, 0]), outputs=1)
-    assert trivial_loss(model, _labels([0, 1, 1, 100, 5])) == pytest.approx(104 / 5, rel=1e-3)
-
-
-def test_smoothed_labels_trivial_loss_has_closed_form():
-    def smoothed(y, p):
-        target = 0.8 * tf.one_hot(y, 3) + 0.2 / 3
-        return tf.nn.softmax_cross_entropy_with_logits(target, p)
-
-    shares = 0.8 * np.array([0.5, 0.25, 0.25]) + 0.2 / 3
-    expected = -np.sum(shares * np.log(shares))
-    clients = _labels([0, 0, 1], [2, 0, 0, 1, 2])
-    assert trivial_loss(_with_loss(smoothed), clients) == pytest.approx(expected, rel=1e-4)
-
-
-def test_trivial_probability_loss_stays_on_simplex():
-    logits = logistic_regression(2, 3)
-
-    def predict(*inputs):
-        return tf.nn.softmax(logits.predict(*inputs))
-
-    def brier(y, p):
-        return tf.reduce_sum(tf.square(tf.one_hot(y, 3) - p), axis=-1)
-
-    model = dataclasses.replace(logits, predict=predict, loss=brier)
-    expected = 1.0 - np.sum(np.square([0.5, 0.25, 0.25]))
-    clients = _labels([0, 0, 1], [2, 0, 0, 1, 2])
-    assert trivial_loss(model, clients) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.nightly

@@ -8,8 +8,7 @@ import pytest
 
 from binaries import evaluate, train
 from tests import golden
-from tests.binaries.harness import TOY, Caller
-from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tests.binaries.harness import TOY, Caller, write_points
 from tff_agnostic.base.files import read_json
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
@@ -110,25 +109,10 @@ def test_client_percentiles_select_statistics(call, folder, trained):
     assert evaluation["client_values"] == result["client_values"]
 
 
-def _write_clients(path: Path, domains: list[str]) -> None:
-    rng = np.random.default_rng(0)
-    y = np.arange(12) % 2
-    points_store(
-        path,
-        [
-            (side, f"client_{k}", rng.normal(size=[12, 2]) + y[:, None], y, names)
-            for side in ("train", "test")
-            for k in range(3)
-            for names in [[domains[i % len(domains)] for i in range(12)]]
-        ],
-    )
-
-
 @pytest.mark.nightly
 def test_other_data_replace_the_domains(call, folder):
-    _write_clients(folder / "two.sqlite", ["phone", "tablet"])
-    _write_clients(folder / "three.sqlite", ["blue", "green", "red"])
-    (folder / "model.py").write_text(LOGISTIC_REGRESSION)
+    write_points(folder / "two.sqlite", ["phone", "tablet"])
+    write_points(folder / "three.sqlite", ["blue", "green", "red"])
     arguments = ["--task=custom", "--data=two.sqlite", "--model=model.py", "--clients_per_round=2"]
     call.ok(train, *arguments, "--rounds=1", "--output_dir=run")
     call.ok(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")

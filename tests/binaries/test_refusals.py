@@ -190,8 +190,7 @@ def test_runtimes_reject_algorithms_equally(call, folder, runtime):
 
 
 @pytest.mark.parametrize("line", ["oops", "--"])
-def test_rejects_words_in_flag_files(call, tmp_path, monkeypatch, line):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.flags").write_text(f"--rounds=3\n{line}\n--seed=5\n")
-    message = call.refused(tmp_path, train, "--flagfile=run.flags")
+def test_rejects_words_in_flag_files(folder, line):
+    (folder / "run.flags").write_text(f"--rounds=3\n{line}\n--seed=5\n")
+    message = Caller(None).refused(folder, train, "--flagfile=run.flags")
     assert message.startswith("expected flags only, found ")

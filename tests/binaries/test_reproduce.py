@@ -12,7 +12,7 @@ import pytest
 
 from binaries import reproduce
 from tests import golden
-from tests.binaries.harness import Caller, tree
+from tests.binaries.harness import ADULT_ROW, Caller, tree
 from tests.data.stores import text_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.registry import Registry
@@ -22,13 +22,6 @@ from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import reproduce as reproduce_command
 from tff_agnostic.program.experiments.experiment import ArmsAsPredictors
 
-_PERSON = (
-    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
-    "Male, 2174, 0, 40, United-States, <=50K"
-)
-_DOCTOR = (
-    "50, Private, 1, Doctorate, 16, Divorced, Sales, Husband, Black, Female, 0, 0, 40, ?, >50K"
-)
 _ADULT = (
     *("--experiment=adult", "--data_dir=adult", "--trials=2", "--rounds=2"),
     "--clients_per_round=2",
@@ -68,7 +61,9 @@ def adult_files(tmp_path_factory) -> Path:
     """A folder with UCI Adult's files, of a few rows."""
     folder = tmp_path_factory.mktemp("files") / "adult"
     folder.mkdir()
-    rows = [_PERSON, _DOCTOR, _PERSON, _PERSON.replace("<=50K", ">50K")]
+    person = ADULT_ROW.rstrip()
+    rich = person.replace("<=50K", ">50K")
+    rows = [person, rich.replace("Bachelors, 13", "Doctorate, 16"), person, rich]
     (folder / "adult.data").write_text("\n".join(rows * 5))
     (folder / "adult.test").write_text("\n".join(f"{row}." for row in rows))
     return folder

@@ -8,15 +8,9 @@ import pytest
 import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
-from tests.binaries.harness import TOY, Outcome
+from tests.binaries.harness import TOY, Outcome, model_weights
 from tests.marks import usually
 from tff_agnostic.base.files import read_json
-from tff_agnostic.saving.checkpoints import newest_checkpoint
-
-
-def _weights(run: Path) -> list[np.ndarray]:
-    return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])
-
 
 # All clients train with full batches: every round is the same function of the weights.
 _SAME_ROUNDS = (
@@ -39,11 +33,11 @@ def test_run_from_model_matches_resumed_run(call, folder):
     call.ok(save_model, "--checkpoint=whole", "--output_dir=saved")
     shutil.copytree(folder / "whole", folder / "two")
     run("--rounds=4", "--output_dir=whole", "--resume")
-    start, expected = _weights(folder / "two"), _weights(folder / "whole")
+    start, expected = model_weights(folder / "two"), model_weights(folder / "whole")
     assert max(np.abs(a - b).max() for a, b in zip(start, expected)) > 0.01
     for name, source in (("from_run", "two"), ("from_keras", "saved/model.keras")):
         run("--rounds=2", f"--output_dir={name}", f"--initial_model={source}")
-        for actual, wanted in zip(_weights(folder / name), expected):
+        for actual, wanted in zip(model_weights(folder / name), expected):
             np.testing.assert_allclose(actual, wanted, atol=1e-6)
     # Resuming works after the initial model's file has moved.
     (folder / "saved" / "model.keras").rename(folder / "moved.keras")
@@ -72,7 +66,7 @@ def test_run_copies_its_initial_model(call, folder):
     assert message.endswith("; it is kept: --initial_model=s/initial_model.npz")
     shutil.rmtree(first)
     run("s", 2, "--resume")
-    for actual, expected in zip(_weights(second), _weights(whole)):
+    for actual, expected in zip(model_weights(second), model_weights(whole)):
         np.testing.assert_array_equal(actual, expected)
     for name in ("fingerprint.json", "config.json", "metrics.csv"):
         assert (second / name).read_bytes() == (whole / name).read_bytes()
@@ -82,7 +76,7 @@ def test_run_copies_its_initial_model(call, folder):
     shutil.rmtree(second / "checkpoints")
     (second / "metrics.csv").unlink()
     run("s", 2, "--resume", "--initial_model=s/initial_model.npz")
-    for actual, expected in zip(_weights(second), _weights(whole)):
+    for actual, expected in zip(model_weights(second), model_weights(whole)):
         np.testing.assert_array_equal(actual, expected)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
 from tests import golden
-from tests.binaries.harness import TOY, Caller
+from tests.binaries.harness import ADULT_ROW, TOY, Caller, model_weights
 from tests.data.stores import WORDS, image, text_store, write_store
 from tests.marks import selected, usually
 from tests.plan_runner.harness import call as run_plan
@@ -20,11 +20,6 @@ from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 from tff_agnostic.tasks.emnist import CENSUS, HIGH_SCHOOL
-
-
-def _weights(run: Path) -> list[np.ndarray]:
-    return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])
-
 
 _MODEL = """
 import tensorflow as tf
@@ -62,13 +57,6 @@ _INPUTS = {
     "adult": None,
     "emnist": None,
 }
-# A row of UCI Adult's files for each domain.
-_PEOPLE = [
-    "39, Private, 77516, Bachelors, 13, Never-married, Sales, Husband, White, Male, 0, 0, 40, ?, "
-    "<=50K",
-    "50, Private, 1, Doctorate, 16, Divorced, Sales, Husband, Black, Female, 2174, 0, 30, ?, >50K",
-]
-
 
 _ONE_ROUND = ("--clients_per_round=2", "--rounds=1", "--client_mode=streamed")
 
@@ -96,8 +84,9 @@ def several(
     text_store(folder / "texts.sqlite")
     _labelled_texts(folder / "labelled.sqlite")
     (folder / "adult").mkdir()
+    doctor = ADULT_ROW.replace("Bachelors, 13", "Doctorate, 16").replace("<=50K", ">50K")
     for name in ("adult.data", "adult.test"):
-        (folder / "adult" / name).write_text("\n".join(_PEOPLE * 4))
+        (folder / "adult" / name).write_text((ADULT_ROW + doctor) * 4)
     writers = [
         (split, image(f"{split}{domain}", domain, label, ink=0.1 * label))
         for split in ("train", "test")
@@ -211,12 +200,12 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     def run(name: str, *arguments: str) -> list[np.ndarray]:
         task = [*_CLASSIFIER, f"--data={data}", *_ONE_ROUND, f"--output_dir={name}"]
         call.ok(train, *task, *arguments)
-        return _weights(folder / name)
+        return model_weights(folder / name)
 
     source = folder / "source"
     shutil.copytree(several / "run_text_classifier", source)
     frozen = ["--frozen_layers=embed*", f"--initial_model={source}", "--rounds=2"]
-    before, after = _weights(source), run("frozen", *frozen, *_SUMS[aggregation])
+    before, after = model_weights(source), run("frozen", *frozen, *_SUMS[aggregation])
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
     # The run has a copy of the frozen weights.
     shutil.rmtree(source)

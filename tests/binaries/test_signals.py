@@ -122,7 +122,6 @@ def test_failed_command_leaves_no_process(folder):
 # --- `watched` runs a command in a child process, and reports a child that exits early
 
 
-_ROOT = Path(__file__).parents[2]
 _NOT_DONE = "error: the command ended before it was done: its process was ended with status 0, as "
 
 
@@ -139,7 +138,7 @@ def _command(body: str) -> list[str]:
 def _start(body: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         _command(body),
-        cwd=_ROOT,
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -224,4 +223,4 @@ def test_command_dies_with_its_parent():
 def test_command_waits_despite_ignored_sigchld():
     """A shell with SIGCHLD ignored starts the command, which inherits this."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
-    assert subprocess.run(ignoring, cwd=_ROOT, check=False).returncode == 3
+    assert subprocess.run(ignoring, cwd=ROOT, check=False).returncode == 3

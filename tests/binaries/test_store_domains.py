@@ -1,13 +1,9 @@
 """Domains with awkward names, and a domain without examples, in the files of a run."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from binaries import compare, train
-from tests.binaries.harness import tree
-from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tests.binaries.harness import tree, write_points
 from tests.run.harness import AWKWARD_NAMES
 from tff_agnostic.base.files import read_json
 
@@ -17,26 +13,9 @@ _FLAGS = (
 )
 
 
-def _write(folder: Path, domains: tuple[str, ...], absent: tuple[str, ...] = ()) -> None:
-    rng = np.random.default_rng(0)
-
-    def client(split, name, names):
-        x, y = rng.normal(size=[len(names), 3]), np.arange(len(names)) % 2
-        return split, name, x, y, names
-
-    clients = [
-        client(split, f"client_{k}", [domains[i % len(domains)] for i in range(8 * k, 8 * k + 8)])
-        for split in ("train", "test")
-        for k in range(3)
-    ]
-    clients += [client("heldout", "client_3", absent)] if absent else []
-    points_store(folder / "clients.sqlite", clients)
-    (folder / "model.py").write_text(LOGISTIC_REGRESSION)
-
-
 @pytest.mark.nightly
 def test_files_keep_awkward_domain_names(call, folder):
-    _write(folder, AWKWARD_NAMES)
+    write_points(folder / "clients.sqlite", AWKWARD_NAMES)
     call.ok(train, *_FLAGS)
     result = read_json(folder / "run" / "result.json")
     assert set(result["domains"]) == set(result["domain_weights"]) == set(AWKWARD_NAMES)
@@ -49,7 +28,7 @@ def test_files_keep_awkward_domain_names(call, folder):
 
 @pytest.mark.nightly
 def test_domain_without_examples_has_no_loss(call, folder):
-    _write(folder, ("phone", "tablet"), absent=("watch",))
+    write_points(folder / "clients.sqlite", ("phone", "tablet"), held_out=("watch",))
     call.ok(train, *_FLAGS)
     watch = read_json(folder / "run" / "result.json")["domains"]["watch"]
     assert (watch["num_examples"], watch["loss"], watch["accuracy"]) == (0, None, None)

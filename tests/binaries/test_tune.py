@@ -13,6 +13,7 @@ import pytest
 from binaries import report, train, tune
 from tests import golden
 from tests.binaries.harness import (
+    ADULT_ROW,
     Caller,
     Process,
     compared_specs,
@@ -178,12 +179,6 @@ def test_resumed_complete_search_trains_nothing(call, folder, searched, monkeypa
     assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (folder / "search" / "report.html").read_text()
 
 
-_ADULT = (
-    "39, State-gov, 77516, Doctorate, 13, Never-married, Adm-clerical, Not-in-family, White, "
-    "Male, 2174, 0, 40, United-States, <=50K\n"
-)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("further", "difference"),
@@ -204,7 +199,7 @@ _ADULT = (
 def test_rejects_resume_of_another_search(call, folder, searched, further, difference):
     shutil.copytree(searched[0], folder / "search")
     for name in ("adult.data", "adult.test"):
-        (folder / name).write_text(_ADULT * 60)
+        (folder / name).write_text(ADULT_ROW.replace("Bachelors", "Doctorate") * 60)
     flags = [f for f in _FLAGS if further[0] != "--task=adult" or "digits" not in f]
     message = call.refused(folder, tune, *flags, "--output_dir=search", "--resume", *further)
     assert message.startswith(f"--output_dir: search holds another study: {difference}")

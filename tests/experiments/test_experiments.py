@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.binaries.harness import ADULT_ROW
 from tests.data.stores import image, sentence, write_store
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statistic_names
@@ -23,10 +24,6 @@ from tff_agnostic.tasks.task import Task, TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 _NAMES = list(EXPERIMENTS)
-_PERSON = (
-    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, "
-    "Male, 2174, 0, 40, United-States, <=50K\n"
-)
 # Domains of the data that an experiment is meant for, if the task does not fix them.
 _DOMAINS = {
     "spanish_keyboard": ("es-AR", "es-MX", "es-ES"),
@@ -48,7 +45,7 @@ def _load(experiment: Experiment, folder) -> Task:
     if name == "adult":
         data_dir = folder
         for file in ("adult.data", "adult.test"):
-            (folder / file).write_text(_PERSON)
+            (folder / file).write_text(ADULT_ROW)
     elif name in ("emnist", "fashion_mnist"):
         domain = "high_school" if name == "emnist" else "0"
         rows = [(split, image("a", domain, 0)) for split in ("train", "test")]

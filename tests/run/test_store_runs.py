@@ -1,15 +1,13 @@
-"""Runs on client stores: vocabulary, participating and evaluated clients."""
+"""Runs on client stores whose vocabulary changes, and whose files move."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from binaries import evaluate, train
-from tests.binaries.harness import Caller
-from tests.data.stores import sentence, write_store
+from binaries import evaluate, export, train
+from tests.binaries.harness import WORD_MODEL, Caller, write_texts
 from tff_agnostic.base.files import read_json
 
 _WORDS = {"a": 3, "b": 2, "c": 1}
@@ -17,15 +15,6 @@ _TEXTS = (
     *("--task=custom", "--data=s.sqlite", "--model=model.py", "--sequence_length=3"),
     *("--clients_per_round=2", "--rounds=1"),
 )
-_MODEL = """
-import tensorflow as tf
-from tff_agnostic.models import SentenceLoss
-
-def build_model(data):
-    x = tf.keras.Input(data.x_shape, dtype=data.x_dtype)
-    scores = tf.keras.layers.Embedding(data.num_ids, data.num_ids)(x)
-    return tf.keras.Model(x, scores), SentenceLoss()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +22,14 @@ def call(cohort_runtime) -> Caller:
     return Caller({"cohort": cohort_runtime})
 
 
-def _texts(path: Path, words: Any) -> None:
-    rows = [
-        (split, sentence(client, domain, "a b c"))
-        for split in ("train", "test")
-        for client in ("x", "y")
-        for domain in ("answer", "question")
-    ]
-    path.unlink(missing_ok=True)
-    write_store(path, rows, "text", vocabulary=words)
-
-
 @pytest.fixture(scope="module")
 def trained(call, tmp_path_factory) -> Path:
-    """A run on a store of texts, in the folder `run` next to the store."""
+    """A folder with a store of texts, and a run on it in `run`."""
     folder = tmp_path_factory.mktemp("texts")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        _texts(folder / "s.sqlite", _WORDS)
-        (folder / "model.py").write_text(_MODEL)
+        write_texts(folder / "s.sqlite", _WORDS)
+        (folder / "model.py").write_text(WORD_MODEL)
         outcome = call(train, *_TEXTS, "--output_dir=run")
     assert outcome.status == 0, outcome
     return folder
@@ -59,11 +37,11 @@ def trained(call, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def other_words(trained, monkeypatch) -> Iterator[Path]:
-    """The folder of the run, with the same words in another order in its store."""
+    """The same folder, while its store has the words in another order."""
     monkeypatch.chdir(trained)
-    _texts(trained / "s.sqlite", {"b": 3, "a": 2, "c": 1})
+    write_texts(trained / "s.sqlite", {"b": 3, "a": 2, "c": 1})
     yield trained
-    _texts(trained / "s.sqlite", _WORDS)
+    write_texts(trained / "s.sqlite", _WORDS)
 
 
 @pytest.mark.slow
@@ -73,9 +51,10 @@ def other_words(trained, monkeypatch) -> Iterator[Path]:
         (train, [*_TEXTS, "--output_dir=run", "--resume"]),
         (train, [*_TEXTS[:-1], "--rounds=2", "--output_dir=run", "--resume"]),
         (evaluate, ["--checkpoint=run"]),
+        (export, ["--checkpoint=run", "--output_dir=export"]),
     ],
 )
-def test_another_vocabulary_is_refused(call, other_words, binary, arguments):
+def test_rejects_another_vocabulary(call, other_words, binary, arguments):
     message = call.refused(other_words, binary, *arguments)
     assert message.startswith("run: expected the vocabulary that the run there was trained with (")
 
@@ -95,6 +74,6 @@ def test_run_resumes_with_moved_files(call, trained, tmp_path, monkeypatch):
     assert (actual["data"], actual["model"]) == tuple(
         str((tmp_path / "here" / name).resolve()) for name in ("s.sqlite", "model.py")
     )
-    Path("model.py").write_text(_MODEL.replace("(x)\n", "(x) / 2\n"))
+    Path("model.py").write_text(WORD_MODEL.replace("(x)\n", "(x) / 2\n"))
     message = call.refused(tmp_path, train, *moved)
     assert message.startswith("run: expected the model that the run there was trained with (")
