@@ -202,9 +202,9 @@ def write_points(path: Path, domains: Sequence[str], held_out: Sequence[str] = (
         held_out: Domains of the points of one held-out client.
     """
     rng = np.random.default_rng(0)
-    names = [domains[i % len(domains)] for i in range(24)]
+    cycle = [domains[i % len(domains)] for i in range(24)]
     clients = [
-        (split, f"client_{k}", names[8 * k : 8 * k + 8])
+        (split, f"client_{k}", cycle[8 * k : 8 * k + 8])
         for split in ("train", "test")
         for k in range(3)
     ]
@@ -212,8 +212,8 @@ def write_points(path: Path, domains: Sequence[str], held_out: Sequence[str] = (
     points_store(
         path,
         [
-            (split, client, rng.normal(size=[len(own), 3]), np.arange(len(own)) % 2, own)
-            for split, client, own in clients
+            (split, client, rng.normal(size=[len(names), 3]), np.arange(len(names)) % 2, names)
+            for split, client, names in clients
         ],
     )
     path.with_name("model.py").write_text(LOGISTIC_REGRESSION)

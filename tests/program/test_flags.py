@@ -1,4 +1,4 @@
-"""Flags from options: names, help and texts; and options from values of flags."""
+"""Flags made from options classes, and options made from the values of flags."""
 
 import dataclasses
 import typing
@@ -45,7 +45,7 @@ class FallingHeat(Options):
     Attributes:
         minutes: Minutes after which the heat falls.
         factor: Factor of each fall.
-        chart: File with a chart of the falls.
+        chart: File with a chart of the heat.
     """
 
     minutes: tuple[int, ...] = (10, 20)
@@ -74,14 +74,14 @@ class _Oven(Options):
         degrees: Heat of the oven.
         fan: Whether a fan moves the air.
         place: Place of the loaf: low, middle or high.
-        course: Course of the heat.
+        course: Heat over the minutes.
         notes: Notes, one per flag.
         trays: Heights of the trays, in `cm`,
             comma-separated.
-        pause: Minute of a look, or never.
+        pause: Minute of a pause; None for no pause.
         book: File of recipes.
-        weight: Weight of the loaf: a number, or as a
-            recipe has it.
+        weight: Grams of the loaf, or the weight in
+            the recipe.
     """
 
     degrees: Annotated[float, Within(above=0)] = 180.0
@@ -118,7 +118,7 @@ class _Cake(Options):
 _OVEN = {flag.name: flag for flag in option_flags(_Oven)}
 
 
-def test_part_gives_flags_with_its_prefix():
+def test_nested_options_prefix_their_flags():
     names = [flag.name for flag in option_flags(_Bread)]
     assert names == ["name", "dough_flour", "dough_rest", *(f"oven_{name}" for name in _OVEN)]
     defaults = {flag.name: flag.default for flag in option_flags(_Bread)}
@@ -134,7 +134,7 @@ def test_flag_has_its_fields_type():
     assert [name for name, flag in _OVEN.items() if flag.is_path] == ["book"]
 
 
-def test_members_are_named_without_their_common_words():
+def test_union_members_are_named_without_common_words():
     assert union_members(Union[ConstantHeat, FallingHeat]) == {
         "constant": ConstantHeat,
         "falling": FallingHeat,
@@ -150,7 +150,7 @@ def test_help_equals_the_attributes_text(case: Flag):
 
 @pytest.fixture
 def given() -> Iterator[Any]:
-    """Returns a function from the arguments of a command line to the values that they give."""
+    """A function that parses command-line arguments and returns the given values."""
     table = FlagTable.join([("", "", _Oven)])
 
     def values(*arguments: str) -> dict[str, Any]:
@@ -227,14 +227,14 @@ def test_options_with_several_users_share_a_flag():
         FlagTable.join([("meal", "lunch", _Oven), ("meal", "supper", _Cake)])
 
 
-def test_defined_flag_is_not_defined_again(given):
+def test_rejects_flag_that_is_already_defined(given):
     del given
     table = FlagTable.join([("meal", "lunch", _Oven)])
     with pytest.raises(UserError, match=r"^lunch: options: expected names that no other flag has"):
         table.define()
 
 
-def test_flag_without_effect_is_refused_if_given():
+def test_rejects_given_flag_without_effect():
     needs = {"chart": ("course", ("falling", "rising")), "pause": ("fan", (True,))}
     values = {"course": "falling:factor=0.25", "fan": False}
     check_needs(needs, values, ["chart", "trays"])
@@ -246,7 +246,7 @@ def test_flag_without_effect_is_refused_if_given():
     )
 
 
-# --- Every class of options that a flag comes from
+# --- All options classes that define flags
 
 
 _CLASSES: dict[str, type] = {
@@ -266,7 +266,7 @@ _NUMBERS: dict[type, tuple[Any, ...]] = {
     float: (0.0, 0.1, 1 / 3, 0.75, 1.0, 2.5, 90.0, 12345.678, -3.5, 1e-7, 2e-30, 3.4e38),
 }
 _TEXTS = ("", "a", "block_*", "true", "2", "a b", "mean=x")
-# Flags that accept none of the random texts, or that defaults of other flags exclude.
+# Flags for which all random values may be invalid, alone or with other flags' defaults.
 _NOT_RANDOM = {
     *("privacy", "lambda_baselines"),
     *("device", "max_clients_in_step", "ray_address", "xla"),
@@ -299,13 +299,13 @@ def test_random_options_equal_options_from_their_texts(name, seed):
 
 
 def _required(kind: type) -> dict[str, Any]:
-    """Returns values of the required flags of an options class."""
+    """Returns values for the required flags of an options class."""
     missing = {flag.name: "a" for flag in option_flags(kind) if flag.default is dataclasses.MISSING}
     return missing | _REQUIRED.get(kind, {})
 
 
 def _through_texts(options: Any) -> Any:
-    """Returns options from a command line that has every value as a text."""
+    """Writes options as command-line arguments, and returns the options parsed from them."""
     table = FlagTable.join([("", "", type(options))])
     arguments = []
     for name, value in option_values(options).items():
@@ -313,14 +313,13 @@ def _through_texts(options: Any) -> Any:
         texts = map(str, value) if is_repeated else [flag_text(value)]
         arguments += [f"--{name}={text}" for text in texts if value is not None]
     with flagsaver.flagsaver():
-        # Names of absl's flags, such as --help, are not ours.
         table.define()
         absl_flags.FLAGS(["command", *arguments])
         return build(type(options), table.from_flags())
 
 
 def _random_options(kind: type, rng: np.random.Generator) -> tuple[Any, set[str]]:
-    """Returns options with random values, and the flags for which every random value is wrong."""
+    """Returns options with random values, and the flags without any valid random value."""
     values, without = _required(kind), set()
     for flag in option_flags(kind):
         for _ in range(50):
@@ -338,8 +337,8 @@ def _random_options(kind: type, rng: np.random.Generator) -> tuple[Any, set[str]
 
 
 def _random_value(hint: Any, rng: np.random.Generator) -> Any:
-    """Returns a value that an annotation takes, never None."""
-    # Callers in Python may give methods as a mapping.
+    """Returns a random value of an annotated type, never None."""
+    # Only callers in Python can give a mapping.
     members = [m for m in alternatives(hint) if typing.get_origin(m) is not Mapping]
     hint = members[rng.integers(len(members))]
     limits: tuple[Any, ...] = getattr(hint, "__metadata__", ())
@@ -353,7 +352,7 @@ def _random_value(hint: Any, rng: np.random.Generator) -> Any:
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
         items = [_random_scalar(item, limits, rng) for _ in range(rng.integers(1, 4))]
-        # A list of one empty text is an empty list.
+        # On a command line, one empty string is an empty list.
         return tuple(items) if items != [""] else ()
     if isinstance(hint, type) and issubclass(hint, Options):
         return hint(**{name: _random_value(inner, rng) for name, inner in hints(hint).items()})

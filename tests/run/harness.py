@@ -1,18 +1,14 @@
-"""Small reports, tasks and comparisons, for tests of outputs."""
+"""Small reports and tasks, for tests of outputs."""
 
-import contextlib
 import math
-import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-import pytest
 
 from tff_agnostic.base.report_fields import ReportField, Role, Unit
 from tff_agnostic.data.clients import InMemoryClients
-from tff_agnostic.metrics.columns import EvaluationColumns, TrainingColumns
 from tff_agnostic.metrics.evaluation_report import (
     DEFAULT_PERCENTILES,
     ClientValues,
@@ -20,9 +16,8 @@ from tff_agnostic.metrics.evaluation_report import (
     Measured,
     SetReport,
 )
-from tff_agnostic.metrics.metrics_file import Column
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.model import Measure, model_measures
+from tff_agnostic.models.model import Measure
 from tff_agnostic.tasks.task import Task
 
 # Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.
@@ -52,7 +47,7 @@ QUANTITIES = OrderedDict(
     finalizer=OrderedDict(update_norm=ReportField("update_norm", "norm of the update")),
 )
 
-# Measures of a comparison made by hand.
+# Measures of made-up results.
 MEASURES = OrderedDict(
     loss=Measure("loss", Unit.NONE, False, None),
     accuracy=Measure("accuracy", Unit.SHARE, True, None),
@@ -81,7 +76,7 @@ def make_report(
 def make_evaluation(
     losses: Mapping[str, float], clipped: Optional[Mapping[str, int]] = None, split: str = "test"
 ) -> EvaluationReport:
-    """Returns a report of domains with these losses, and accuracies of the same values."""
+    """Returns a report whose domains have these losses, and accuracies of the same values."""
 
     def one(value: float) -> SetReport:
         m = Measured(value, 2, value, dict.fromkeys(DEFAULT_PERCENTILES, value), value)
@@ -102,7 +97,7 @@ def make_evaluation(
 
 
 def make_task(domain_names: Sequence[str], num_features: int = 2, clients: int = 3) -> Task:
-    """Returns a logistic regression with random clients; every client has every domain."""
+    """Returns a logistic-regression task; each random client has examples of every domain."""
     rng = np.random.default_rng(0)
     size = 2 * len(domain_names)
 
@@ -114,38 +109,3 @@ def make_task(domain_names: Sequence[str], num_features: int = 2, clients: int =
 
     dataset = InMemoryClients({f"client_{k}": client() for k in range(clients)})
     return Task(tuple(domain_names), dataset, dataset, logistic_regression(num_features, 3))
-
-
-def make_columns(task: Task) -> tuple[Column, ...]:
-    """Returns the columns of a run of `task` that reports `QUANTITIES`."""
-    training = TrainingColumns(QUANTITIES, task.tracked_weights, task.domain_names)
-    evaluation = EvaluationColumns(("model",), model_measures(task.model), {}, task.domain_names)
-    return (*training.columns, *evaluation.columns)
-
-
-def make_values(columns: Sequence[Column], rounds: int = 3) -> dict[str, np.ndarray]:
-    """Returns values of columns over the rounds."""
-    values = {"round": np.arange(1.0, rounds + 1)}
-    for i, column in enumerate(columns):
-        values[column.name] = np.linspace(1, i, rounds)
-    return values
-
-
-def result_json(domains: Mapping[str, Mapping[str, Any]], overall: Mapping[str, Any]) -> Any:
-    """Returns the parts of result.json that a comparison reads."""
-    return {"domains": domains, "overall": overall, "rounds": 2}
-
-
-@contextlib.contextmanager
-def as_other_user() -> Iterator[None]:
-    """Drops root's rights; skips the test if they cannot be dropped and regained."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become another user, and root again")
-    try:
-        os.seteuid(65534)
-    except OSError:
-        pytest.skip("there is no other user in this sandbox")
-    try:
-        yield
-    finally:
-        os.seteuid(0)

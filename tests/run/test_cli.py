@@ -1,4 +1,4 @@
-"""Starts and ends of binaries."""
+"""Commands: exit statuses, --help, signals, progress lines and numbered run folders."""
 
 import math
 import os
@@ -70,7 +70,7 @@ def test_errors_have_exit_status(capsys, error, status, text):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(9, "Bad file descriptor")])
-def test_a_bug_is_not_hidden(error):
+def test_unexpected_errors_propagate(error):
     with pytest.raises(type(error)):
         exit_status(_raise(error), ["train"])
 
@@ -121,19 +121,19 @@ def test_resume_command_repeats_the_flags(monkeypatch, checkout, arguments, kept
     assert actual == ["./run", "train", *kept, *_GO_ON]
 
 
-def test_installed_package_has_its_resume_command(monkeypatch, tmp_path):
+def test_resume_command_starts_the_installed_program(monkeypatch, tmp_path):
     actual = _command(monkeypatch, Path("/usr/bin/tff-agnostic"))
     assert actual == ["tff-agnostic", "train", *_GO_ON]
     actual = _command(monkeypatch, tmp_path / "tff_agnostic" / "binaries" / "train.py")
     assert actual == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
 
 
-# --- Output of --help: the flags that apply to the given choices, with their defaults
+# --- Pages of --help
 
 
 @pytest.fixture
 def page():
-    """Returns a function from arguments to the page of --help."""
+    """A function that returns the --help page of a command with given arguments."""
 
     def part(name: str, *arguments: str) -> str:
         with flagsaver.flagsaver():
@@ -160,11 +160,11 @@ def test_help_page_has_groups(page, name):
     assert "--helpfull" in text
     headings = re.findall(r"^(\S.*)\n  --", text, flags=re.M)
     assert headings and len(set(headings)) == len(headings)
-    # Every flag is in a single group.
+    # No flag is in two groups.
     assert len(re.findall(r"^  --", text, flags=re.M)) == len(_flags(text))
 
 
-def test_help_hides_other_choices_flags(page):
+def test_help_hides_flags_of_other_choices(page):
     text = page("train")
     shown = _flags(text)
     assert {"task", "rounds", "keep", "window", "client_learning_rate", "lanes"} <= shown
@@ -179,7 +179,7 @@ def test_help_hides_other_choices_flags(page):
 
 
 @pytest.mark.parametrize("task", ["digits", "adult", "toy_regression"])
-def test_defaults_are_those_that_hold(page, task):
+def test_help_shows_the_tasks_defaults(page, task):
     text = page("train", f"--task={task}")
     assert _default(text, "rounds") == str(DEFAULTS[task].settings.get("rounds", 100))
     options = DEFAULTS[task].settings_by_algorithm.get("stochastic_afl", {})
@@ -190,13 +190,13 @@ def test_defaults_are_those_that_hold(page, task):
     assert (_default(text, "boundary"), _default(text, "client_normalizer")) == ("paper", "batch")
 
 
-def test_help_shows_all_methods_flags(page):
+def test_help_shows_flags_of_all_methods(page):
     both = _flags(page("compare", "--algorithms=q_ffl,term"))
     assert {"q", "tilt"} <= both and "window" not in both
     assert {"q", "tilt"} <= _flags(page("compare", "--arms=a=q_ffl:q=2;term"))
 
 
-def test_a_users_algorithm_brings_its_flags(page, tmp_path):
+def test_help_shows_options_of_users_algorithms(page, tmp_path):
     path = write_by_size(tmp_path / "by_size.py")
     text = page("train", f"--algorithm={path}")
     assert "--size_power: Power of a client's size that it weighs. [1.0]" in text
@@ -224,7 +224,7 @@ def test_help_is_requested_by_its_flags(arguments, expected):
 
 @pytest.fixture
 def handled(monkeypatch):
-    """Signals that the previous handlers received; none of them ends the test session."""
+    """The list of signals that reach the handlers from before the test."""
     seen: list[int] = []
     previous = {
         number: signal.signal(number, lambda n, frame: seen.append(n))
@@ -236,7 +236,7 @@ def handled(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_is_noted_second_acts(handled, number):
+def test_first_signal_requests_stop_second_signal_acts(handled, number):
     with StopRequest(one_request_seconds=0.0) as stop:
         assert stop.signal_number is None
         stop.check("nothing")
@@ -246,7 +246,7 @@ def test_first_signal_is_noted_second_acts(handled, number):
         assert handled == [number]
 
 
-def test_signals_that_come_together_are_one_request(handled):
+def test_simultaneous_signals_are_one_stop_request(handled):
     """`timeout` signals a process and then its group."""
     with StopRequest(one_request_seconds=math.inf) as stop:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
@@ -256,7 +256,7 @@ def test_signals_that_come_together_are_one_request(handled):
     assert handled == [signal.SIGTERM]
 
 
-def test_a_noted_signal_interrupts_at_the_next_check(handled):
+def test_stop_request_interrupts_at_the_next_check(handled):
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted) as error:
@@ -268,7 +268,7 @@ def test_a_noted_signal_interrupts_at_the_next_check(handled):
     assert resumed.signal_number == signal.SIGTERM
 
 
-# --- The line of progress of a round
+# --- Progress lines of rounds
 
 
 _NAMES = ("phone", "tablet")
@@ -293,12 +293,12 @@ def test_progress_names_the_worst_domain():
         ([0, 0], "no domain with examples"),
     ],
 )
-def test_absent_domain_is_not_the_worst(counts, line):
+def test_domain_without_examples_is_not_the_worst(counts, line):
     report = make_report(losses=[-2.0, -3.0], counts=counts, weights=[0.25, 0.75])
     assert progress_text(QUANTITIES, _NAMES, report) == line
 
 
-def test_lines_where_there_is_no_terminal(capsys):
+def test_progress_prints_lines_without_a_terminal(capsys):
     assert not sys.stderr.isatty()
     quantities = OrderedDict(
         count=ReportField("clients", "clients"), skipped=ReportField("skipped", "skipped")
@@ -320,7 +320,7 @@ def test_lines_where_there_is_no_terminal(capsys):
     ]
 
 
-# --- Folders that the user did not name
+# --- Numbered run folders
 
 
 def _used(runs: Path, *names: str) -> None:
@@ -335,7 +335,7 @@ def _claimed_name(runs: Path, name: str = "digits", resume: bool = False) -> str
         return path.name
 
 
-def test_folders_are_numbered_by_name(tmp_path):
+def test_run_folders_are_numbered_by_name(tmp_path):
     runs = tmp_path / "runs"
     assert _claimed_name(runs) == "digits-001"
     _used(runs, "digits-001", "digits-009", "digits-x", "other-050")
@@ -347,7 +347,7 @@ def test_folders_are_numbered_by_name(tmp_path):
     assert _claimed_name(runs) == "digits-1001"
 
 
-def test_resuming_takes_the_newest_used_folder(tmp_path):
+def test_resume_takes_the_newest_used_folder(tmp_path):
     runs = tmp_path / "runs"
     assert _claimed_name(runs, resume=True) == "digits-001"
     _used(runs, "digits-001", "digits-009")
@@ -356,7 +356,7 @@ def test_resuming_takes_the_newest_used_folder(tmp_path):
     assert _claimed_name(runs, "other", resume=True) == "other-001"
 
 
-def test_empty_folder_is_removed(tmp_path):
+def test_error_removes_an_empty_run_folder(tmp_path):
     runs = tmp_path / "runs"
     with pytest.raises(UserError), output_folder(None, runs, "digits", resume=False) as path:
         assert path.is_dir()

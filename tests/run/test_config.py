@@ -1,4 +1,4 @@
-"""Options of runs: their ranges, methods of --arms, and sets and counts that follow from them."""
+"""Options of runs: ranges of numbers, methods of --arms, lambda sets and expected counts."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ from tff_agnostic.program.runs.options import RunConfig, registered_settings, ru
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.methods import Arm, algorithm_arms, parsed_arms
 
-# AgnosticFedAvg comes before other algorithms, which refuse some values of shared options.
+# AgnosticFedAvg is first, because other algorithms reject some values of shared options.
 _CLASSES = [
     RunConfig,
     ALGORITHMS["agnostic_fed_avg"].options,
@@ -36,7 +36,7 @@ _CLASSES = [
 
 
 def _flags() -> dict[str, tuple[type, Flag]]:
-    """Returns every flag of runs with the first class of options that has it."""
+    """Returns each flag of runs with the first options class that defines it."""
     flags: dict[str, tuple[type, Flag]] = {}
     for options in _CLASSES:
         for flag in option_flags(options):
@@ -48,7 +48,7 @@ _BY_FLAG = _flags()
 
 
 def _within(flag: str) -> Within:
-    """Returns the range of a flag's numbers."""
+    """Returns the range that a flag's number must be within."""
     extras = [getattr(m, "__metadata__", ()) for m in alternatives(_BY_FLAG[flag][1].hint)]
     ranges = [extra for extra in itertools.chain(*extras) if isinstance(extra, Within)]
     return ranges[0] if ranges else Within()
@@ -72,7 +72,7 @@ def test_shared_flag_means_the_same():
             assert (flag.kind, flag.help("")) == (defined.kind, defined.help("")), flag.name
 
 
-def test_parts_share_only_client_limits():
+def test_only_client_limits_are_in_several_parts():
     kinds: dict[str, set[str]] = {}
     limits = {flag.name for flag in option_flags(ClientLimits, prefix="limit_")}
     for kind, _, options in [("run", "", RunConfig), *registered_settings()]:
@@ -83,7 +83,7 @@ def test_parts_share_only_client_limits():
 
 
 @pytest.mark.parametrize("flag", NEEDS)
-def test_values_that_a_flag_needs_exist(flag):
+def test_values_that_flags_need_exist(flag):
     other, values = NEEDS[flag]
     hint = _BY_FLAG[other][1].hint
     assert flag in _BY_FLAG
@@ -91,7 +91,7 @@ def test_values_that_a_flag_needs_exist(flag):
 
 
 def _choices(hint: Any) -> set[Any]:
-    """Returns the values that an annotation names."""
+    """Returns all values that an annotation with choices allows."""
     if hint is bool:
         return {True, False}
     names = [extra.names for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, OneOf)]
@@ -116,7 +116,7 @@ def test_invalid_number_names_its_flag(flag):
 
 
 @pytest.mark.parametrize("flag", [f for f in _NUMBERS if _BY_FLAG[f][1].kind is int])
-def test_integer_has_a_smallest_value_and_fits_int32(flag):
+def test_integers_have_minimum_and_fit_int32(flag):
     assert _within(flag).least is not None
     if _within(flag).most is None:
         assert _error(flag, 2**31) == f"--{flag}: expected at most 2147483647, found 2147483648"
@@ -124,7 +124,7 @@ def test_integer_has_a_smallest_value_and_fits_int32(flag):
 
 @pytest.mark.parametrize("flag", [f for f in _NUMBERS if _BY_FLAG[f][1].kind is float])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_number_that_is_not_finite_names_its_flag(flag, value):
+def test_non_finite_number_names_its_flag(flag, value):
     assert _error(flag, value) == f"--{flag}: expected a finite number, found {value}"
 
 
@@ -141,7 +141,7 @@ def _arms(text: str) -> dict[str, Arm]:
     return parsed_arms(text, lambda flag, value: run_flags()[flag].parsed(value))
 
 
-def test_arm_has_label_algorithm_and_settings():
+def test_arms_have_labels_algorithms_and_settings():
     arms = _arms("mild=q_ffl:q=0.1;strong=q_ffl:q=5,client_batch_size=3;agnostic_fed_avg")
     assert arms == {
         "mild": Arm("mild", {"algorithm": "q_ffl", "q": 0.1}),
@@ -153,7 +153,7 @@ def test_arm_has_label_algorithm_and_settings():
     assert list(arms) == ["mild", "strong", "agnostic_fed_avg"]
 
 
-def test_values_have_commas_and_spaces_are_ignored():
+def test_arms_allow_commas_and_ignore_spaces():
     arms = _arms(" half = agnostic_fed_avg:lambda_initial=0.5,0.5,window=3 ; fed_avg; ")
     assert arms["half"].settings == {
         "algorithm": "agnostic_fed_avg",
@@ -190,11 +190,11 @@ def test_rejects_files_named_like_outputs(tmp_path):
         algorithm_arms([str(path)])
 
 
-# --- Lambda sets and expected counts of a task
+# --- Lambda sets and expected counts of examples
 
 
 def test_simplex_builds_no_set():
-    """Without a set no client is read, and lambda_0 may have another number of domains."""
+    """No client is read, and the length of lambda_0 is not checked."""
     spec = resolve("toy_regression", {"lambda_initial": (0.5, 0.5)}, {})
     unreadable = dataclasses.replace(spec.load_task(), train=None)
     assert build_lambda_set(spec, unreadable) is None
@@ -224,7 +224,7 @@ def test_expected_counts_respect_the_limits(settings, cut):
 
 
 def test_turns_expected_counts_match_their_cohorts():
-    """With 50 clients and 30 per round, a single cohort has all clients."""
+    """50 clients do not fill two cohorts of 30, so that one cohort has all clients."""
     given = {"algorithm": "fed_avg", "cohort_sampling": "turns"}
     for in_turns, in_round in ((30, 50), (25, 25), (20, 25), (10, 10)):
         spec = resolve("toy_regression", {**given, "clients_per_round": in_turns}, {})
@@ -236,7 +236,7 @@ def test_turns_expected_counts_match_their_cohorts():
 
 
 def test_expected_held_out_counts_match_the_splits():
-    """Over many seeds, clients with one or two examples hold out the expected number."""
+    """The mean over 20 seeds is close, although clients have only one or two examples."""
     given = {"measured_share": 0.5, "clients_per_round": 10}
     spec = resolve("toy_regression", given, {"num_clients": 700})
     task = spec.load_task()
@@ -260,7 +260,7 @@ def test_domain_without_clients_has_no_expected_count():
     assert all(0 < count < 1e-4 for count in counts[5:])
 
 
-def test_ball_has_the_training_mixture_as_centre():
+def test_ball_is_centred_at_the_training_mixture():
     spec = resolve("toy_regression", {"lambda_set": "ball:radius=0.2"}, {})
     task = spec.load_task()
     totals = training_examples(task)

@@ -1,4 +1,4 @@
-"""Damaged files of a run: each error is one line that names the file."""
+"""Damaged files of a run raise one-line errors that name the file."""
 
 import io
 import json
@@ -25,7 +25,7 @@ _RESULT = {"loss": 1.0, "num_examples": 3}
 
 @pytest.fixture(scope="module")
 def trained(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder of a run."""
+    """Folder of a run of two rounds."""
     path = tmp_path_factory.mktemp("trained") / "run"
     train(cohort_runtime, path, rounds=2)
     return path
@@ -33,7 +33,7 @@ def trained(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> RunFolder:
-    """Returns a copy of the run, to be damaged."""
+    """A copy of the run's folder, for damages."""
     return RunFolder(Path(shutil.copytree(trained, tmp_path / "run")))
 
 

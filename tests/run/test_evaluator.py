@@ -1,4 +1,4 @@
-"""Evaluations in parts, and on a sample of the clients."""
+"""Evaluations in parts, on samples of clients, of several models, and with resampling."""
 
 from unittest import mock
 
@@ -82,7 +82,9 @@ def _close(actual, expected):
     ("limit", "value", "sizes"),
     [("_MAX_CLIENTS", 3, [3, 3, 1]), ("_MAX_BYTES", 1, [1] * 7), ("_MAX_CLIENTS", 7, [7])],
 )
-def test_parts_give_the_whole_report(task, evaluate, weights, monkeypatch, limit, value, sizes):
+def test_evaluation_in_parts_gives_equal_report(
+    task, evaluate, weights, monkeypatch, limit, value, sizes
+):
     expected = Evaluator(task, evaluate)(weights, on_all=True).to_json()
     assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
     monkeypatch.setattr(clients_module, limit, value)
@@ -92,7 +94,7 @@ def test_parts_give_the_whole_report(task, evaluate, weights, monkeypatch, limit
     assert [k for part in recorded.parts for k in part] == list(task.test.client_ids)
 
 
-def test_the_sample_is_the_same_in_all_evaluations(task, evaluate, weights):
+def test_all_evaluations_use_the_same_sample(task, evaluate, weights):
     recorded = _Recorded(evaluate, task)
     evaluate_sample = Evaluator(task, recorded, sample=3, seed=1)
     reports = [evaluate_sample(weights, on_all=False).to_json() for _ in range(2)]
@@ -105,14 +107,14 @@ def test_the_sample_is_the_same_in_all_evaluations(task, evaluate, weights):
 
 
 @pytest.mark.parametrize("sample", [None, _NUM_CLIENTS, _NUM_CLIENTS + 1])
-def test_sample_larger_than_all_is_all(task, evaluate, weights, sample):
+def test_large_sample_has_all_clients(task, evaluate, weights, sample):
     recorded = _Recorded(evaluate, task)
     Evaluator(task, recorded, sample=sample)(weights, on_all=False)
     assert recorded.parts == [list(task.test.client_ids)]
 
 
 def _evaluations(task, evaluate, sample=None):
-    """The evaluations of a run of 5 rounds, in which states are the models by name."""
+    """Returns the evaluations of a run of 5 rounds, whose states are its models by name."""
     algorithm = Algorithm(
         name="any",
         problem=Problem.numbered(task.model, task.num_domains),
@@ -136,7 +138,7 @@ def test_last_evaluation_uses_all_clients(task, evaluate, weights):
     models = {"model": weights, "zero": other}
     for round_num, clients in ((4, 3), (5, _NUM_CLIENTS)):
         reports = evaluations(RunState(models, (), np.int32(round_num)))
-        # Clients are read once for both models.
+        # One pass over the clients evaluates both models.
         assert len(recorded.parts.pop()) == clients and not recorded.parts
         assert list(reports) == ["model", "zero"]
         assert {r.clients["evaluated"] for r in reports.values()} == {clients}
@@ -144,7 +146,7 @@ def test_last_evaluation_uses_all_clients(task, evaluate, weights):
         assert losses[1] == pytest.approx(np.log(3)) != losses[0]
 
 
-def test_memory_limits_models_per_pass(task, evaluate, weights, monkeypatch):
+def test_memory_limit_splits_models_into_passes(task, evaluate, weights, monkeypatch):
     others = [ModelWeights([k * w for w in weights.trainable], []) for k in range(4)]
     models = {str(k): other for k, other in enumerate([weights, *others])}
     whole = Evaluator(task, evaluate).evaluate_models(models, True, None)
@@ -171,7 +173,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     evaluate = prepared_evaluation(cohort_runtime, task, PlainSum())
     clients = [task.test.read(client_id) for client_id in task.test.client_ids]
     summed = evaluate(weights, [clients]).output
-    # A client's resampling weights follow from its message alone.
+    # A client's resampling weights depend on its own message only.
     alone = [evaluate(weights, [[client]]).output for client in clients]
     counts = [entry.resampled[:, 1].sum(axis=1) / len(c["y"]) for c, entry in zip(clients, alone)]
     assert all(np.array_equal(w, np.round(w)) and w.max() > 1 for w in counts)
@@ -194,7 +196,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     secure_evaluate = prepared_evaluation(cohort_runtime, task, secure)
     in_secret = Evaluator(task, secure_evaluate)(weights, on_all=True)
     assert in_secret.resampled is None
-    # Plain and secure evaluations have equal counts of answers by class.
+    # Plain and secure evaluations count equal answers by class.
     assert in_secret.classes == report.classes
     kernel, bias = weights.trainable
     table = np.zeros([2, 3, 3], int)
@@ -205,7 +207,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     assert report.classes.counts == dict(zip(("a", "b"), table.sum(axis=2).tolist()))
 
 
-def test_readable_clients_are_checked_evenly():
+def test_check_readable_reads_evenly_spaced_clients():
     clients = mock.Mock(client_ids=[f"{k:02d}" for k in range(21)])
     check_readable(clients, 5)
     ids = [call.args[0] for call in clients.read.call_args_list]

@@ -1,4 +1,4 @@
-"""Messages on diverged models, inherited settings, and warnings about data."""
+"""Messages on diverged models, settings of resumed runs, and remarks about data."""
 
 import dataclasses
 from typing import Any, Optional
@@ -38,7 +38,7 @@ def _mean(predictions: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(predictions, axis=-1)
 
 
-def test_finite_initial_model_has_diverged():
+def test_model_that_starts_finite_has_diverged():
     assert _message() == (
         "round 3: the model has diverged: no client's numbers could be used (those of 4 "
         "of 5 clients are not finite); lower the learning rate of the clients or of the server"
@@ -63,7 +63,7 @@ def test_finite_initial_model_has_diverged():
         ),
     ],
 )
-def test_never_finite_quantity_is_named(changed, what):
+def test_quantity_that_starts_infinite_is_named(changed, what):
     assert _message(**changed) == (
         "round 3: no client's numbers could be used (those of 4 of 5 clients are not finite): with "
         f"the weights before any training, {what} is not finite either; look at the model, its "
@@ -72,8 +72,8 @@ def test_never_finite_quantity_is_named(changed, what):
 
 
 @pytest.mark.slow
-def test_one_client_whose_numbers_were_finite_is_enough():
-    # The examples of all others have infinite values.
+def test_one_finite_client_means_the_model_diverged():
+    # All other clients have infinite features.
     broken = [{**client, "x": client["x"] * np.float32(np.inf)} for client in _CLIENTS]
     assert "the loss is not finite either" in _message(broken)
     assert "the model has diverged" in _message([*broken, _CLIENTS[0]])
@@ -89,7 +89,7 @@ def test_skipped_rounds_name_the_learning_rates():
     assert skipped_rounds(["rounds"]).endswith("was not")
 
 
-# --- What a run takes over from an earlier one, and which differences make it another
+# --- Settings that a resumed run inherits, and differences that it must not have
 
 
 _EARLIER = resolve(
@@ -178,7 +178,7 @@ def test_changeable_settings_are_reported(flag):
     assert settings_changes(_EARLIER, _EARLIER) == []
 
 
-# --- What a run says of its data before the first round
+# --- Remarks about the data before the first round
 
 
 def _clients(**domain_ids):
@@ -189,7 +189,7 @@ def _task(train, test, **more):
     return Task(("x", "y", "z"), train, test, model=None, **more)  # type: ignore[arg-type]
 
 
-def test_run_has_remarks():
+def test_remarks_name_limits_and_small_domains():
     chosen = Remark("words_cut", "of the task", {})
     train = _clients(a=[0] * 150, b=[1] * 120)
     task = _task(
@@ -210,13 +210,13 @@ def test_run_has_remarks():
     assert small.figures["domains"] == {"y": 3}
 
 
-def test_nothing_to_say():
+def test_balanced_data_have_no_remarks():
     clients = _clients(a=[0, 1, 2] * 100)
     assert data_remarks(_task(clients, clients), RunConfig()) == []
 
 
 @pytest.mark.parametrize("count", [200, 201])
-def test_many_clients_are_not_read(count):
+def test_more_than_200_clients_are_not_read(count):
     class Counted(InMemoryClients):
         reads = 0
 

@@ -98,7 +98,7 @@ def test_domain_without_finite_loss_is_reported():
         {"algorithm": make_options(AgnosticFedAvgOptions, lambda_update="fixed")},
         {"algorithm": make_options(AgnosticFedAvgOptions, lambda_initial=(0.9, 0.1, 0.0))},
         {"end": (1.0, 1.0, math.nan)},
-        # With private evaluations, the initial model is not evaluated.
+        # Private evaluations do not evaluate the initial model.
         {"start": None},
         # Counts of clients in private evaluations are noisy.
         {
@@ -113,7 +113,7 @@ def test_healthy_runs_have_no_warning(healthy):
 
 
 def test_unmoved_lambda_is_reported():
-    """The largest loss of each domain is 9."""
+    """The largest loss of each domain over the rounds is 9."""
     same = {"lambda_": (0.4, 0.3, 0.3)}
     for baselines in ((9.0, 9.0, 9.0), (20.0, 10.0, 9.5)):
         ((kind, text),) = _remarks(
@@ -133,7 +133,7 @@ def test_lambda_is_averaged_over_last_rounds():
     assert harm.last_lambda({}, _NAMES) is None
 
 
-def test_losses_that_no_classifier_should_have():
+def test_implausible_classifier_losses_are_reported():
     ((kind, text),) = _remarks(lambda_=(0.4, 0.3, 0.3), end=(0.3, 332_757.0, 12.0))
     assert kind == ABSURD
     # make_task has three classes.
@@ -143,7 +143,7 @@ def test_losses_that_no_classifier_should_have():
     assert text.endswith(": scale the features or lower --client_learning_rate.")
 
 
-def test_other_losses_are_compared_with_first_round():
+def test_implausible_other_losses_exceed_first_round():
     model = dataclasses.replace(
         logistic_regression(2, 3), loss=lambda y, scores: (scores[:, 0] - 1.0) ** 2
     )

@@ -1,4 +1,4 @@
-"""Evaluations with noise: its size, its epsilon, and the numbers that it allows."""
+"""Private evaluations: size of the noise, epsilon, and consistent noisy histograms."""
 
 import dataclasses
 import math
@@ -69,7 +69,7 @@ def _output(evaluate: Any, task: Any, noise: PrivateEvaluation, release: int = 0
 
 
 @pytest.mark.nightly
-def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evaluate):
+def test_noiseless_private_evaluation_equals_plain_evaluation(streaming_runtime, task, evaluate):
     noise = _private(task, 0.0)
     plain = streaming_runtime.evaluation(task.model, task.num_domains, PlainSum())
     expected = plain(task.model.initial_weights, [_clients(task)]).output
@@ -88,13 +88,13 @@ def test_without_noise_it_is_the_plain_evaluation(streaming_runtime, task, evalu
 
 @pytest.mark.nightly
 def test_noise_has_the_accounted_size(task, evaluate):
-    """Each bin of each histogram is a separate draw; a client counts in at most all 4 rows."""
+    """Histogram bins have independent noise; a client counts in at most all 4 rows."""
     z = 3.0
     noise = _private(task, z)
     none = _output(evaluate, task, _private(task, 0.0))
     noisy, again, other = (_output(evaluate, task, noise, release) for release in (5, 5, 6))
     tf.nest.map_structure(np.testing.assert_array_equal, again, noisy)
-    # In one pass, each model has its own noise.
+    # Models that one pass evaluates have different noise.
     states = [noise.state(evaluation_key(_KEY, "here"), release) for release in (5, 6)]
     both = evaluate.for_each([task.model.initial_weights] * 2, [_clients(task)], states)
     tf.nest.map_structure(
@@ -130,13 +130,13 @@ def test_zero_share_releases_no_distribution(task):
 
 
 @pytest.mark.nightly
-def test_requested_class_counts_are_accounted(streaming_runtime, task, evaluate):
+def test_epsilon_includes_requested_class_counts(streaming_runtime, task, evaluate):
     z = 2.0
     assert not any(name.startswith("classes") for name in _private(task, z).statement(1).split)
     assert _output(evaluate, task, _private(task, 0.0)).classes == ()
     noise = _private(task, private_evaluation=NoiseEvaluation(z, statistics=True))
     split = noise.statement(1).split
-    # Other groups get correspondingly more noise: epsilon is that of z for any choice of measures.
+    # Other groups get more noise, so that epsilon depends on z only.
     assert sum(zg**-2 for zg in split.values()) ** -0.5 == pytest.approx(z)
     assert noise.epsilon(2) == _private(task, z).epsilon(2)
     assert (
@@ -163,8 +163,8 @@ def test_requested_class_counts_are_accounted(streaming_runtime, task, evaluate)
     assert 0 < np.linalg.norm(one.output.classes.confusion) <= _LIMITS["limit_examples"]
 
 
-class _Telling(CentralDpSum):
-    """Sends clients the key with the clip norms."""
+class _KeySender(CentralDpSum):
+    """Sends the noise key to clients."""
 
     def client_params(self, state: Any) -> Any:
         return state.noise_key
@@ -174,7 +174,7 @@ def test_rejects_key_sent_to_clients(streaming_runtime, task):
     noise = _private(task, 1.0)
     fields = {f.name: getattr(noise.aggregation, f.name) for f in dataclasses.fields(CentralDpSum)}
     with pytest.raises(UserError, match="step 'evaluation': the broadcast depends on"):
-        streaming_runtime.measurement(noise.measurement, _Telling(**fields))
+        streaming_runtime.measurement(noise.measurement, _KeySender(**fields))
 
 
 @pytest.mark.parametrize(("z", "releases"), [(2.0, 1), (2.0, 9), (7.5, 100)])
@@ -201,12 +201,12 @@ def test_budget_noise_covers_the_planned_evaluations(task):
 
 
 @pytest.mark.parametrize("z", [4.0, 0.8])
-def test_with_training_it_composes_as_one_gaussian_does(task, z):
-    """All clients take part in every round: training and evaluation are Gaussian mechanisms."""
+def test_training_and_evaluation_compose_as_one_gaussian(task, z):
+    """With all clients in every round, training is a Gaussian mechanism as evaluation is."""
     training = CentralNoise(5.0, PoissonCohorts(40, 40))
     noise = _private(task, z, training)
     account = PrivacyAccountant([training, noise.mechanism], 1e-3)
-    # Alone, an evaluation with so little noise would be accounted on a coarser grid.
+    # With z=0.8, evaluations alone would be accounted on a coarser grid than training.
     assert (noise.mechanism.interval(3) > training.interval(10)) == (z == 0.8)
     mu = math.sqrt(10 / 25 + 3 / z**2)
     assert account.epsilon(10, 3) == pytest.approx(gaussian_epsilon(mu, 1e-3), rel=2e-3)
@@ -216,13 +216,13 @@ def test_with_training_it_composes_as_one_gaussian_does(task, z):
     ("training", "sensitivity"),
     [
         (FixedSizeCohorts(40, 4), 2.0),
-        # Neighbours replace a client of a stratum by another: both are in every evaluation's sum.
+        # Neighbours replace a client within a stratum, and every evaluation has both clients.
         (StratifiedCohorts((30, 10), 4), 2.0),
         (TreeNoise(3.0, Participations(2, 5)), 1.0),
         (CentralNoise(3.0, PoissonCohorts(40, 4)), 1.0),
     ],
 )
-def test_fleets_are_neighbours_as_in_training(task, training, sensitivity):
+def test_evaluation_has_the_adjacency_of_training(task, training, sensitivity):
     mechanism: Mechanism = (
         training if isinstance(training, (CentralNoise, TreeNoise)) else CentralNoise(3.0, training)
     )
@@ -234,7 +234,7 @@ def test_fleets_are_neighbours_as_in_training(task, training, sensitivity):
     assert composed.epsilon(5, 2) > max(composed.epsilon(5, 0), alone)
 
 
-def test_clients_in_both_splits_are_counted(task):
+def test_statement_counts_clients_in_both_splits(task):
     assert _private(task, 1.0).num_shared == len({*task.train.client_ids} & {*task.test.client_ids})
     clients = {"one": task.test.read(task.test.client_ids[0])}
     apart = dataclasses.replace(task, train=InMemoryClients(clients))
@@ -253,7 +253,7 @@ def test_rejects_impossible_guarantees(task):
         _private(dataclasses.replace(task, model=model), 1.0)
 
 
-def test_noisy_histograms_become_ones_that_could_be(task):
+def test_noisy_histograms_become_possible_histograms(task):
     limits = make_options(ServerNoiseOptions, **_LIMITS).limit
     bounds = private_evaluation_bounds(task.model, 1, limits, with_client_distributions=True)
     rng = np.random.default_rng(0)
@@ -275,8 +275,8 @@ def test_noisy_histograms_become_ones_that_could_be(task):
     np.testing.assert_array_equal(actual.total, np.float32([5013.0, 0.0]))
     np.testing.assert_array_equal(actual.histogram.sum(axis=1), [5013, 0])
     assert actual.histogram.min() >= 0
-    # Cumulative sums keep their noise, of at most sqrt(201) * 20 = 284; cutting off each bin by
-    # itself would add up to half of 201 bins times 8.
+    # Cumulative sums have noise of about sqrt(201) * 20 = 284 at most. Clipping each bin at 0 would
+    # add a bias of about 201 / 2 * 8 = 804.
     off = np.abs(np.cumsum(actual.histogram[0]) - np.cumsum(exact[0]))
     assert off.max() < 600
     rows = ClientDistribution(exact.sum(axis=1), np.float32([7.0, 8.0]), exact)

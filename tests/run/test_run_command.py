@@ -1,4 +1,4 @@
-"""Commands that make runs and comparisons again."""
+"""Commands that repeat runs and comparisons."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_train_command_is_short_and_repeats_the_run(arguments):
     assert len(again) == 1 + len(arguments)
 
 
-def test_files_are_named_without_their_folders(tmp_path):
+def test_commands_name_files_without_their_folders(tmp_path):
     store = tmp_path / "clients.sqlite"
     spec = resolve("custom", {}, {"model": str(tmp_path / "my_model.py")}, data=store)
     command = train_command(spec)
@@ -40,7 +40,7 @@ def test_files_are_named_without_their_folders(tmp_path):
     assert kept <= set(compare_command({"fed_avg": [spec]}, keeps_folders=True))
 
 
-def test_file_within_a_member_has_no_folder():
+def test_file_of_lambda_set_has_no_folder():
     spec = _spec("--task=digits", "--lambda_set=hull:file=/a/b/mixtures.json")
     assert flags_without_folders(spec)["lambda_set"] == "hull:file=mixtures.json"
     assert "--lambda_set=hull:file=mixtures.json" in train_command(spec)

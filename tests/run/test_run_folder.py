@@ -1,16 +1,17 @@
-"""Owners of output folders; nothing is written before the owner is known."""
+"""Output folders of runs: resuming, crashes, locks and rights."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import golden
-from tests.run.harness import as_other_user
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import claimed_folder, digest, file_digest, read_json
 from tff_agnostic.program.options.tasks import FORMAT
@@ -45,13 +46,13 @@ def _error(folder: RunFolder, resume: bool = True, **given: Any) -> str:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_new_or_empty_folder_is_free(tmp_path, resume):
+def test_new_or_empty_folder_is_accepted(tmp_path, resume):
     RunFolder(tmp_path).check(_spec(), resume)
     RunFolder(tmp_path / "new").check(_spec(), resume)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_the_same_run_is_resumed(tmp_path):
+def test_resume_needs_the_same_run(tmp_path):
     folder = _claimed(tmp_path, window=3, rounds=5)
     folder.check(_spec(window=3, rounds=6), resume=True)
     assert _error(folder, resume=False, window=3, rounds=5) == (
@@ -78,7 +79,7 @@ def test_rejects_folder_with_other_files(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"rounds": "many"}', "3"])
-def test_a_config_that_is_none(tmp_path, content):
+def test_rejects_damaged_config(tmp_path, content):
     folder = _claimed(tmp_path)
     folder.config.write_text(content)
     assert _error(folder).startswith(f"{folder.config}: expected ")
@@ -91,7 +92,7 @@ def _change(folder: RunFolder, removed: Collection[str], **changed: Any) -> None
     folder.config.write_text(json.dumps({k: v for k, v in config.items() if k not in removed}))
 
 
-def test_config_without_a_setting_is_refused(tmp_path):
+def test_rejects_config_without_a_setting(tmp_path):
     folder = _claimed(tmp_path)
     _change(folder, ["window"])
     message = f"{folder.config}: expected every flag of a run, 'window' is missing"
@@ -100,7 +101,7 @@ def test_config_without_a_setting_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("stated", [FORMAT + 1, "new", None])
-def test_config_in_another_format_is_refused(tmp_path, stated):
+def test_rejects_config_in_another_format(tmp_path, stated):
     folder = _claimed(tmp_path)
     _change(folder, [], format=stated)
     assert _error(folder) == (
@@ -172,7 +173,7 @@ def test_folder_survives_kill_before_config(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"thumb": 3}'])
-def test_foreign_fingerprint_is_left_alone(tmp_path, content):
+def test_rejects_folder_with_foreign_fingerprint(tmp_path, content):
     folder = RunFolder(tmp_path)
     folder.fingerprint.write_text(content)
     assert "expected a new or empty folder or that of a run" in _error(folder)
@@ -211,7 +212,7 @@ def test_initial_model_is_copied(tmp_path, model):
     assert folder.spec() == spec and copy.read_text() == "weights"
 
 
-def test_other_initial_model_names_the_copy(tmp_path, model):
+def test_other_initial_model_error_names_the_copy(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     _, fingerprint = _starting_from(folder, model)
     other = tmp_path / "other.keras"
@@ -228,7 +229,7 @@ def test_other_initial_model_names_the_copy(tmp_path, model):
     assert actual.endswith(f"; it is kept: --initial_model={copy}")
 
 
-def test_changed_initial_model_is_rejected(tmp_path, model):
+def test_rejects_changed_initial_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     for content in (None, "others"):
         fingerprint = {"initial_model": digest(b"weights")}
@@ -245,7 +246,7 @@ def test_changed_initial_model_is_rejected(tmp_path, model):
         model.write_text("weights")
 
 
-def test_temporary_files_are_removed(tmp_path):
+def test_locking_removes_temporary_files(tmp_path):
     folder = _claimed(tmp_path)
     left = [tmp_path / ".metrics.csv.1.tmp", folder.checkpoints / ".round_00000001.npz.2.tmp"]
     kept = [tmp_path / ".gitignore", folder.checkpoints / "notes.tmp"]
@@ -257,7 +258,7 @@ def test_temporary_files_are_removed(tmp_path):
         assert all(path.exists() for path in kept)
 
 
-def test_two_processes_do_not_run_in_one_folder(tmp_path):
+def test_rejects_folder_of_a_running_process(tmp_path):
     holder = (
         "import fcntl, os, sys\n"
         "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
@@ -276,12 +277,12 @@ def test_two_processes_do_not_run_in_one_folder(tmp_path):
             pass
         process.kill()
     assert str(error.value) == f"--output_dir: another process is running in {tmp_path}"
-    # The kernel released the lock of the dead process.
+    # The kernel has released the killed process's lock.
     with RunFolder(tmp_path).locked():
         pass
 
 
-def test_unwritable_place_is_named(tmp_path):
+def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path, reason in (
         (tmp_path / "file" / "run", "Not a directory"),
@@ -295,10 +296,25 @@ def test_unwritable_place_is_named(tmp_path):
         assert str(error.value) == f"{path}: cannot write: {reason}"
 
 
-def test_other_users_folder_is_rejected(tmp_path):
+@contextlib.contextmanager
+def _as_other_user() -> Iterator[None]:
+    """Drops root's rights, or skips the test if the process cannot drop and regain them."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user, and root again")
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("there is no other user in this sandbox")
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_rejects_another_users_folder(tmp_path):
     folder = _claimed(tmp_path / "private" / "run")
     (tmp_path / "private").chmod(0o700)
-    with as_other_user():
+    with _as_other_user():
         with pytest.raises(UserError) as error:
             folder.check(_spec(), resume=True)
         with pytest.raises(UserError) as parent_error:

@@ -1,4 +1,4 @@
-"""Settings of runs: order of defaults, flags with an effect, and config.json."""
+"""Settings of runs: defaults, flags without effect, config.json, and keys of private cohorts."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def test_given_settings_precede_defaults():
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
-def test_run_has_the_chosen_options(algorithm, aggregation):
+def test_settings_have_the_chosen_options(algorithm, aggregation):
     spec = resolve("digits", {"algorithm": algorithm, "aggregation": aggregation}, {})
     assert type(spec.algorithm) is ALGORITHMS[algorithm].options
     assert type(spec.aggregation) is AGGREGATIONS[aggregation].options
@@ -56,7 +56,7 @@ def test_run_has_the_chosen_options(algorithm, aggregation):
 @pytest.mark.parametrize(
     "task", [name for name in DEFAULTS if DEFAULTS[name].settings_by_algorithm]
 )
-def test_an_algorithm_may_have_its_own_defaults(task):
+def test_algorithms_have_task_defaults(task):
     for algorithm, defaults in DEFAULTS[task].settings_by_algorithm.items():
         settings = resolve(task, {"algorithm": algorithm}, {}).settings()
         assert {name: settings[name] for name in defaults} == defaults
@@ -77,7 +77,7 @@ _GIVEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", _GIVEN)
 @pytest.mark.parametrize("task", list(DEFAULTS))
-def test_flags_there_and_back(task, given, tmp_path):
+def test_settings_equal_settings_from_their_flags(task, given, tmp_path):
     data_dir, data = (
         tmp_path / name if use is not Use.NO else None
         for name, use in (
@@ -128,7 +128,7 @@ def test_data_dir_is_resolved(tmp_path, monkeypatch):
         assert resolve("adult", {}, {}, Path(name)).data_dir == str((tmp_path / "data").resolve())
 
 
-def test_trials_start_from_the_newest_checkpoint(tmp_path, caplog):
+def test_initial_model_is_the_newest_intact_checkpoint(tmp_path, caplog):
     checkpoints = CheckpointFolder(tmp_path / "checkpoints", keep=9)
 
     def start() -> Path:
@@ -144,14 +144,14 @@ def test_trials_start_from_the_newest_checkpoint(tmp_path, caplog):
     assert start() == newest.with_name("round_00000003.npz")
 
 
-def test_a_missing_flag_is_a_key_error():
+def test_missing_flag_raises_key_error():
     flags = resolve("digits", {}, {}).flags()
     for name in ("task", "window", "rounds", "keep", "data_dir", "data"):
         with pytest.raises(KeyError, match=name):
             from_flags({k: v for k, v in flags.items() if k != name})
 
 
-def test_wrong_values_are_refused():
+def test_rejects_invalid_values():
     flags = resolve("digits", {}, {}).flags()
     with pytest.raises(UserError, match="--rounds: expected at least 1, found 0"):
         from_flags({**flags, "rounds": 0})
@@ -181,7 +181,7 @@ def test_max_examples_limits_training_clients_only():
         }
 
 
-# --- Flags made from the settings of a run and the options of every task
+# --- Settings from a command line
 
 
 def _parse(*arguments: str) -> RunSettings:
@@ -202,8 +202,7 @@ def test_given_defaults_count_as_given():
 
 
 @pytest.mark.parametrize("task", list(DEFAULTS))
-def test_every_run_can_be_given_by_its_flags(task):
-    """The flags in config.json give the same run."""
+def test_command_line_can_repeat_every_run(task):
     spec = resolve(task, {"seed": 3, "lambda_initial": (0.25, 0.75)}, {})
     defaults = resolve(task, {}, {}).settings()
     arguments = []
@@ -216,7 +215,7 @@ def test_every_run_can_be_given_by_its_flags(task):
     assert _parse(*arguments) == spec
 
 
-# --- Keys are as long as their generators want them, and cohorts are drawn as the account assumes
+# --- Noise keys, and the cohorts that derive from them
 
 
 _IDS = [f"{k:03d}" for k in range(200)]
@@ -228,14 +227,14 @@ def _state(key: tuple[int, ...]) -> Any:
 
 
 @pytest.mark.parametrize("generator", _NUMBERS)
-def test_keys_are_new_unless_they_are_seeded(generator):
+def test_noise_keys_differ_unless_seeded(generator):
     unseeded = make_options(DistributedOptions, noise_generator=generator)
     keys = {noise_key(unseeded) for _ in range(20)}
     assert len(keys) == 20
     assert {len(key) for key in keys} == {_NUMBERS[generator]}
     smallest = {"philox": 0, "secure": -(2**63)}[generator]
     assert all(smallest <= number < 2**63 for key in keys for number in key)
-    # All bits of a number are used.
+    # The numbers use all of their bits.
     assert min(map(min, keys)) < smallest + 2**61
     seeded = make_options(DistributedOptions, noise_generator=generator, noise_seed=3)
     assert (
@@ -245,8 +244,8 @@ def test_keys_are_new_unless_they_are_seeded(generator):
     )
 
 
-def test_secure_cohorts_are_chacha20_coins():
-    """Each client's number is 53 bits of a key stream, whose key derives from the noise's key."""
+def test_secure_cohorts_match_chacha20_coins():
+    """A client's coin is a number of a ChaCha20 stream, whose key is a hash of the noise key."""
     key, round_num = (1, 2, -3, 4), 6
     digest = hashlib.sha256(b"cohorts" + np.array(key, np.int64).tobytes()).digest()
     nonce = np.array([0, 11, round_num, 0], np.uint32).tobytes()

@@ -37,7 +37,7 @@ def trained(call, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def other_words(trained, monkeypatch) -> Iterator[Path]:
-    """The same folder, while its store has the words in another order."""
+    """The folder of `trained`, while its store has the words in another order."""
     monkeypatch.chdir(trained)
     write_texts(trained / "s.sqlite", {"b": 3, "a": 2, "c": 1})
     yield trained

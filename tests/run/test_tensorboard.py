@@ -1,4 +1,4 @@
-"""TensorBoard's event files: one run per domain, with tags in common."""
+"""TensorBoard's event files: one folder per domain, with common tags."""
 
 import errno
 from collections import OrderedDict
@@ -53,7 +53,7 @@ def _row(round_num: int, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _history(folder: Path, names: tuple[str, ...], rounds: int) -> History:
-    """Returns a history of some rounds, in a file next to the parent of the log folder."""
+    """Returns a history of `rounds` rounds; its file is outside of the log folder."""
     columns = _columns(names)
     history = History(folder.parent.with_suffix(".csv"), columns)
     for t in range(1, rounds + 1):
@@ -75,7 +75,7 @@ def _write(folder: Path, names: tuple[str, ...], rounds: int) -> None:
     board.end(state, None)
 
 
-def test_long_domains_have_short_distinct_folders(tmp_path):
+def test_long_domain_names_have_short_distinct_folders(tmp_path):
     names = ("d" * 260, "d" * 260 + "x", "京" * 300)
     _write(tmp_path, names, rounds=1)
     runs = _read(tmp_path)
@@ -96,7 +96,7 @@ def test_every_domain_has_the_same_tags(tmp_path):
     assert runs["all"]["update_norm"] == [(t, 0.125) for t in range(1, 5)]
 
 
-def test_tensorboard_reads_them_as_scalars(tmp_path):
+def test_tensorboard_reads_event_files_as_scalars(tmp_path):
     _write(tmp_path, ("phone",), rounds=2)
     reader = EventAccumulator(str(tmp_path / "phone")).Reload()
     tensors = reader.Tensors("train/loss")
@@ -108,7 +108,7 @@ def test_tensorboard_reads_them_as_scalars(tmp_path):
 
 
 @pytest.mark.slow
-def test_awkward_names_have_folders(tmp_path):
+def test_awkward_domain_names_have_folders(tmp_path):
     folder = tmp_path / "tensorboard"
     _write(folder, AWKWARD_NAMES, rounds=1)
     runs = _read(folder)
@@ -125,7 +125,7 @@ def test_earlier_event_files_are_replaced(tmp_path):
     assert _read(tmp_path)["phone"]["train/loss"] == [(1, 0.0), (2, 0.0)]
 
 
-def test_earlier_rounds_rows_are_written(tmp_path):
+def test_resumed_run_writes_earlier_rounds(tmp_path):
     board = TensorBoard(tmp_path / "logs", _history(tmp_path / "logs", ("phone",), 3))
     board.begin(None, RunState((), (), np.int32(3)), 4)
     board.end(_round(3).state, None)

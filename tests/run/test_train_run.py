@@ -1,4 +1,4 @@
-"""Run folders from Python: equal to the command's byte for byte; settings as options."""
+"""`train_run` writes the command's bytes; `run_settings` takes options."""
 
 import contextlib
 import dataclasses
@@ -101,7 +101,7 @@ def test_omitted_options_are_the_tasks_defaults():
         ),
     ],
 )
-def test_another_parts_options_are_refused(arguments, message):
+def test_rejects_options_of_another_part(arguments, message):
     with pytest.raises(OptionError) as error:
         run_settings("digits", **arguments)
     assert str(error.value) == message

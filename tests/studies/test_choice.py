@@ -1,4 +1,4 @@
-"""Choices: estimates by hand, the surest method, and FedAvg without a significant one."""
+"""Choices of a method: objectives by hand, the surest significant gain, or else FedAvg."""
 
 import dataclasses
 import math
@@ -62,7 +62,7 @@ def test_objectives_equal_values_by_hand(measure):
     theirs, other, _ = _trials(rng)
     comparison = Comparison(_NAMES, _MEASURES, {"ours": ours, "fed_avg": theirs})
     index = list(_MEASURES).index(measure)
-    # Regret is the difference between the better row's mean in a domain and the domain's own.
+    # Regret is a domain's value minus the best mean that any method has there.
     pick, elementwise_best = (np.max, np.minimum) if measure == "loss" else (np.min, np.maximum)
     best = elementwise_best(values[measure][:, :3].mean(axis=0), other[measure][:, :3].mean(axis=0))
     regret = pick(values[measure][:, :3] - best, axis=1)
@@ -122,7 +122,7 @@ def test_surest_significant_gain_is_chosen():
     assert chosen(rows, 0.05) == "sure"
     assert chosen({n: rows[n] for n in ("doubtful", "worse")}) is None
     assert chosen({"unknown": Standing(Gain("", 0.5, 0.9, 0.4, None, math.nan), 0.0)}) is None
-    # A method whose model diverged for some clients is not chosen: its gain is of the others alone.
+    # If a model diverged for some clients, the gain covers the other clients only.
     rows["costly"] = dataclasses.replace(rows["costly"], is_whole=False)
     assert chosen(rows) == "sure"
     assert chosen({}) is None
@@ -148,12 +148,12 @@ def test_method_with_more_diverged_clients_is_excluded():
     ("unit", "before", "most"),
     [(Unit.SHARE, 0.7, 0.02), (Unit.NONE, 0.7, 0.05), (Unit.FACTOR, 96.7, 96.7 * 0.0512711)],
 )
-def test_only_significantly_far_methods_are_given_up(unit, before, most):
+def test_only_significantly_far_methods_are_dropped(unit, before, most):
     def row(gain, error):
         return Standing(dataclasses.replace(_judged(gain, error).gain, before=before), 0.0)
 
     rows = {
-        # The method is significantly worse, but by very little: another setting may be the best.
+        # Significantly worse, but so little that another setting may be the best.
         "hardly": row(-0.2 * most, 0.01 * most),
         "perhaps": row(-2.0 * most, 0.6 * most),
         "far": row(-2.0 * most, 0.4 * most),
@@ -165,7 +165,7 @@ def test_only_significantly_far_methods_are_given_up(unit, before, most):
     assert clearly_worse(rows, unit) == {"far", "beyond"}
 
 
-def test_allowed_methods_precede_others():
+def test_methods_within_the_limit_come_first():
     rows = {
         "costly": _judged(0.3, 0.2, loss=0.1),
         "unknown": _judged(0.2, 0.2, loss=math.nan),
@@ -178,7 +178,7 @@ def test_allowed_methods_precede_others():
 
 
 def _sentences(rows, choice=None, may_lose=None):
-    """Returns the sentences about a search that confirmed some rows."""
+    """Returns the recommendation of a search whose methods have these gains."""
     rng = np.random.default_rng(3)
     trials = {row: _trials(rng)[0] for row in ("fed_avg", *rows)}
     labels = {row: row.upper() for row in rows}
@@ -215,7 +215,7 @@ def test_recommendation_names_limit_and_nearest_method():
     assert "no other method is significantly better" in text
 
 
-def test_too_few_clients_to_judge_are_said():
+def test_too_few_validation_clients_are_reported():
     standing = _judged(0.2, 0.01)
     few = dataclasses.replace(standing, gain=dataclasses.replace(standing.gain, clients=1.7))
     first, nearest, advice = _sentences({"few": few})
@@ -224,7 +224,7 @@ def test_too_few_clients_to_judge_are_said():
     assert advice.startswith("Next: an interval needs validation clients that are worth at least 3")
 
 
-def test_diverged_method_is_excluded_whatever_average_may_lose():
+def test_diverged_method_is_excluded_under_any_limit():
     rows = {"sure": dataclasses.replace(_judged(0.2, 0.01), is_whole=False)}
     for may_lose in (None, 0.03):
         text = " ".join(_sentences(rows, None, may_lose))
@@ -288,7 +288,7 @@ def test_few_trials_have_a_reason_for_no_interval():
     ("text", "share"),
     [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03), *((t, None) for t in ("", "-1%", "nan", "much"))],
 )
-def test_shares_are_parsed_or_refused(text, share):
+def test_share_is_parsed_or_rejected(text, share):
     if share is not None:
         assert parse_share("--x", text) == pytest.approx(share)
         return

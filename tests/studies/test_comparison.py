@@ -1,4 +1,4 @@
-"""Results of several runs, computed by hand."""
+"""Statistics of several runs, computed by hand."""
 
 import json
 import math
@@ -13,7 +13,7 @@ _NAMES = ("phone", "tablet")
 
 
 def _compare(folder, trials, **more):
-    """Writes and reads runs of one method, each with (loss, accuracy, examples) of each domain."""
+    """Compares runs of one method, given as (loss, accuracy, examples) of each domain."""
     for k, domains in enumerate(trials):
         content = result(_NAMES, worst_min_examples=more.get("least", 1), seed=k)
         for name, (loss, accuracy, count) in zip(_NAMES, domains):

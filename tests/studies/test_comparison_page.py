@@ -1,4 +1,4 @@
-"""The page of a comparison: its numbers, settings and warnings; and the page of its record."""
+"""The page of a comparison: numbers, settings and warnings, also from page.json."""
 
 import json
 import shlex
@@ -34,12 +34,12 @@ _COMMAND = ["./run", "compare", "--task=digits"]
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    """Figures of comparisons have separate tests."""
+    """Draws no figures, which have separate tests."""
     monkeypatch.setattr(reports_html, "svg", lambda figure: "<svg/>")
 
 
 def _compared(folder: Path, rows: dict, domains=("a", "b", "c"), trials=2) -> Comparison:
-    """Returns a comparison; `rows` are changes of each method's results."""
+    """Writes runs and compares them; `rows` has changes of each method's result.json."""
     for i, (row, changes) in enumerate(rows.items()):
         for k in range(trials):
             content = {**result(domains, 10 * i + k, algorithm=row, **changes), "seed": k}
@@ -63,7 +63,7 @@ def _page(folder: Path, comparison: Comparison) -> Reader:
         ({"fed_avg": {}}, ("one",), 1),
     ],
 )
-def test_page_has_the_comparisons_numbers(tmp_path, rows, domains, trials):
+def test_page_shows_the_comparisons_numbers(tmp_path, rows, domains, trials):
     comparison = _compared(tmp_path, rows, domains, trials)
     page = _page(tmp_path, comparison)
     assert all(map(reads_as, page.data))
@@ -104,14 +104,14 @@ def test_page_mentions_private_methods(tmp_path, private):
     assert ("each trial is (2.5, 1e-05)-differentially private" in text) == is_private
 
 
-def test_report_is_written_again_from_record(tmp_path):
+def test_report_is_written_again_from_page_json(tmp_path):
     _page(tmp_path, _compared(tmp_path, {"fed_avg": {}, "q_ffl": {}}))
     write_json(tmp_path / "study.json", {})
     before = [(tmp_path / name).read_bytes() for name in ("report.html", "page.json")]
     (tmp_path / "report.html").unlink()
     assert write_report_again(tmp_path) == tmp_path / "report.html"
     assert [(tmp_path / name).read_bytes() for name in ("report.html", "page.json")] == before
-    # A title stays.
+    # Without a new title, the given one stays.
     for title in ("Digits & <b>", None):
         write_report_again(tmp_path, title)
         assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (tmp_path / "report.html").read_text()

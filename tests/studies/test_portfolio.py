@@ -1,4 +1,4 @@
-"""The portfolio: equal numbers of settings, and schedules within a time."""
+"""The portfolio: tried settings of each method, and schedules within a time limit."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -53,8 +53,8 @@ def test_schedule_is_the_largest_that_fits(seconds, expected):
     assert schedule_within(seconds, 70.0, by_row, _MOST) == expected
 
 
-def test_schedule_includes_references_for_excluded_methods(tmp_path):
-    """As on digits, where ten references are trained before their losses are found to be 0."""
+def test_schedule_includes_reference_runs_of_excluded_methods(tmp_path):
+    """On digits, ten reference runs are trained before their method is found useless."""
     nothing: Any = None
     runs: Any = RunSet(tmp_path, {}, nothing, False, nothing)
     for name, seconds in {
@@ -72,7 +72,7 @@ def test_schedule_includes_references_for_excluded_methods(tmp_path):
         fixed: dict = {"fed_avg": {}, "uniform": {}}
         return PortfolioSearch(rows, fixed, nothing, runs, nothing)._schedule()
 
-    # 30 s per setting and per further trial, and as much per trial at the end.
+    # A setting, a further trial, and a final trial take 30 s each.
     assert schedule(180 + 5 * 60 - 30) == (1, 5)
     assert schedule(180 + 30) == (1, 1)
     with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more, .* and 2 final runs"):

@@ -1,4 +1,4 @@
-"""The runs of a study: kills, several processes, initial stages, ends, and refused folders."""
+"""The runs of a study: kills, parallel processes, first stages, early ends, other folders."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ _IDENTITY = {"task": "sums", "search": {"rate": "0..1"}}
 
 
 class SumTrainer:
-    """Adds a number in each round, and saves each round; `before_round` is called before each."""
+    """A trainer that adds a number and saves the sum in each round, after `before_round`."""
 
     def __init__(self, before_round=lambda folder, round_num: None):
         self._before_round = before_round
@@ -105,7 +105,7 @@ def test_two_processes_share_the_runs(tmp_path):
     assert len(makers) == len(jobs) and len(set(makers)) == 2
 
 
-def test_first_run_is_made_once_for_two_jobs(tmp_path):
+def test_two_jobs_share_their_first_stage(tmp_path):
     first = Job("first", {"start": 0, "number": 10})
 
     def second_stage(settings, path):
@@ -133,7 +133,7 @@ def test_ended_run_keeps_its_reason(tmp_path, error, reason):
     assert [outcome.reason for outcome in outcomes] == [reason, None, None]
     runs, outcomes = _make(tmp_path, resume=True)
     assert outcomes[0].reason == reason and runs.open(_JOBS) == []
-    # Runs that would start from its model have the same end.
+    # A run that would start from its model ends for the same reason.
     (outcome,) = _make(tmp_path, [_job(4, after=_JOBS[0])], resume=True)[1]
     assert outcome.reason == reason
 
@@ -149,7 +149,7 @@ def test_signal_stops_after_a_run(tmp_path):
     assert [path.name for path in (tmp_path / "runs" / "row").iterdir()] == ["number_1"]
 
 
-def test_other_studies_are_refused(tmp_path):
+def test_rejects_folders_of_other_studies(tmp_path):
     _make(tmp_path)
     with pytest.raises(UserError, match="holds this study already: add --resume"):
         _make(tmp_path)
@@ -165,7 +165,7 @@ def test_other_studies_are_refused(tmp_path):
         _make(tmp_path / "other", resume=True)
 
 
-def test_refused_first_run_leaves_no_study(tmp_path):
+def test_invalid_first_run_leaves_no_study(tmp_path):
     def refuse(folder, round_num):
         raise UserError("--rate: expected a number")
 
@@ -184,7 +184,7 @@ def test_refused_first_run_leaves_no_study(tmp_path):
         _make(tmp_path / "study", identity={"task": "other"}, resume=True)
 
 
-def test_held_run_is_skipped(tmp_path):
+def test_run_that_another_process_holds_is_skipped(tmp_path):
     runs = RunSet(tmp_path, _IDENTITY, SumTrainer(), False, StopRequest())
     with runs.hold("trial") as is_ours, runs.hold("trial") as is_ours_again:
         assert is_ours and is_ours_again

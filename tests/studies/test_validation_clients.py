@@ -1,4 +1,4 @@
-"""Validation clients: disjoint parts with a fraction of each domain, and minimum numbers."""
+"""Validation clients: disjoint samples of each domain, and minimum numbers of clients."""
 
 import types
 
@@ -13,7 +13,7 @@ from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges, one_in
 
 
-def test_part_takes_its_fraction_from_each_domain():
+def test_one_in_five_samples_each_domain():
     counts = np.zeros([100, 3], int)
     counts[:80, 0] = counts[80:95, 1] = counts[95:, 2] = 4
     for seed in range(5):
@@ -89,7 +89,7 @@ def test_domain_with_few_clients_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_clients_with_different_sizes_count_less(tmp_path):
-    """Three planes of a carrier, one with most flights: 100 / 66 of one size."""
+    """Three clients of 8, 1 and 1 examples are worth 10^2 / 66 = 1.5 equal clients."""
     clients, spec = _clients(
         tmp_path,
         {split: {"a": 20, "b": 3} for split in ("train", "heldout", "test")},

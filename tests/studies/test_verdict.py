@@ -1,4 +1,4 @@
-"""Verdicts on made-up gains, for which the right sentences are evident."""
+"""Sentences and figures of verdicts on made-up gains."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ _NAMES = ("a", "b", "c")
 
 
 def _gain(name, before, after, error, clients=40.0, seed_part=0.3, trials=3):
-    """A gain with a known standard error, which mostly comes from clients."""
+    """Returns a gain with standard error `error`, a fraction of it from seeds."""
     total = error**2
     parts = ((1 - seed_part) * total, seed_part * total) if seed_part < 1 else (math.nan, total)
     spread = Spread(after - before, *parts, total, 30.0)
@@ -70,7 +70,7 @@ def test_verdict_names_who_gains_and_who_pays():
     assert "Next:" not in text
 
 
-def test_noise_gets_a_client_estimate():
+def test_insignificant_gain_estimates_needed_clients():
     text = _sentences(0.03, (0.0, 0.0), error=0.02)
     assert "No significant difference between Ours and FedAvg in the worst domain (a) (95%" in text
     assert "No domain is significantly worse off with Ours." in text
@@ -91,17 +91,17 @@ def test_few_clients_have_no_interval():
     ) in text
 
 
-def test_interval_for_all_examples_has_its_scope():
+def test_interval_for_all_examples_states_its_scope():
     actual = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
     actual[OVERALL] = _gain(OVERALL, 0.9, 0.92, 0.004)
     text = "\n".join(verdict(_context("a", "a"), actual))
     assert "No domain has an interval: no difference of a domain is certain." in text
     assert "Intervals are of 95%, over other test clients and other seeds (3 trials).\n" in text
-    # A frontier could not show that weights help either, so it is not suggested.
+    # A frontier would have no intervals either, and is not suggested.
     assert "join similar domains." in text and "frontier" not in text
 
 
-def test_intervals_without_clients_say_so():
+def test_seed_intervals_state_that_they_exclude_clients():
     text = _sentences(0.12, (0.0, 0.0), clients=math.nan, seed_part=1)
     assert "is better than FedAvg" in text
     assert "over other seeds (5 trials)" in text
@@ -113,8 +113,7 @@ def _context(worst, their_worst):
 
 
 def test_verdict_names_both_worst_domains_and_largest_changes():
-    # FedAvg's worst domain is a. Domain b falls below a, but has too few clients to show it, and c
-    # gains more than b loses.
+    # FedAvg's worst domain is a, and ours is b, without significance. The gain of c is the largest.
     actual = {
         "a": _gain("a", 0.615, 0.65, 0.02),
         "b": _gain("b", 0.936, 0.6, 0.3),
@@ -149,9 +148,9 @@ def test_domains_without_interval_are_named():
     )
 
 
-def test_advice_on_trials_is_honest():
+def test_advice_estimates_the_needed_trials():
     seeds = {"clients": math.nan, "seed_part": 1}
-    # A gain of half a point is not worth the twelve times as many trials that would show it.
+    # To show a gain of half a point, twelve times as many trials are needed.
     little = _sentences(0.005, (0.0, 0.0), error=0.0085, **seeds)
     assert "takes more than 10 times the data: treat it as 0" in little
     # t of 30 degrees is 2.042: 5 (0.02 / (0.03 / 2.042))^2 = 9.3 trials.
@@ -164,10 +163,10 @@ def test_advice_on_trials_is_honest():
 
 
 def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
-    """Trials [K] of three domains, whose replicates vary by client noise [domains]."""
+    """Returns three trials of three domains, whose replicates have client noise [domains]."""
     rng = np.random.default_rng(seed)
-    args = np.asarray(accuracies, float)
-    by_seed = [args + d for d in (-0.001, 0.0, 0.001)]
+    means = np.asarray(accuracies, float)
+    by_seed = [means + d for d in (-0.001, 0.0, 0.001)]
     replicates = rng.normal(0, 1, (200, 3)) * noise
     values = {n: {"accuracy": np.array([v[i] for v in by_seed])} for i, n in enumerate(_NAMES)}
     for name in SUMMARIES:
@@ -194,9 +193,9 @@ def test_gains_are_paired_differences():
     actual = gains(_comparison(rows), "ours", "fed_avg", _ACCURACY)
     assert actual["a"].mean == pytest.approx(0.15)
     assert actual["b"].mean == pytest.approx(-0.1)
-    # In each replicate both rows have the same noise of clients, so that it cancels in differences.
+    # Both methods have the same client noise, which cancels in differences.
     assert actual["a"].spread.client_variance == pytest.approx(0, abs=1e-12)
-    # The worst domain is a before, and b after.
+    # The worst domain is a with FedAvg, and b with ours.
     assert actual[WORST].mean == pytest.approx(0.1)
     drawn = [
         np.array([entry.values["accuracy"][:, :3].min(axis=1) for entry in rows[r].resampled])
@@ -282,14 +281,14 @@ def test_recommendation_states_its_models_values():
     assert "79.9% in its worst domain (b)" in first
 
 
-def test_majority_is_compared_with_every_method():
+def test_methods_are_compared_with_the_majority_class():
     rows = {"fed_avg": _row([0.5, 0.8, 0.9], 0.05), "ours": _row([0.6, 0.8, 0.9], 0.05, seed=1)}
     for name, trials in rows.items():
         rows[name] = dataclasses.replace(trials, class_counts={"a": (60, 40)})
     lines = verdicts(_comparison(rows))
     expected = "accuracy is not above that of always answering the most frequent class in 1 of 3"
     assert [line.split(":")[0] for line in lines if expected in line] == ["fed_avg", "Ours"]
-    # The worst domain is the headline.
+    # The verdict begins with the worst domain.
     assert "in the worst domain" in lines[0]
 
 
@@ -312,7 +311,7 @@ def test_figure_has_domains_before_and_after(names):
     assert gained.get_legend_handles_labels()[1] == ["no interval"]
 
 
-# Lambda of a is near 0, of b not.
+# Only domain a has a lambda near 0.
 _LAMBDA = {"lambda/a": 0.01, "lambda/b": 0.49, "lambda/c": 0.5}
 
 
@@ -347,5 +346,5 @@ def test_neglected_domains_are_named(clients, worse, expected):
     lines = neglected(_comparison(rows), runs)
     assert len(lines) == (expected is not None)
     assert not lines or lines[0].startswith(expected)
-    # Domain b is also worse, and has a positive weight.
+    # Domain b is also worse, but lambda does not neglect it.
     assert not any("neglects b" in line for line in lines)

@@ -10,7 +10,7 @@ from tff_agnostic.runtimes.cohort import CohortRuntime
 
 @pytest.fixture(scope="package")
 def whole(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
+    """Folder of an uninterrupted run."""
     path = tmp_path_factory.mktemp("whole") / "run"
     train(cohort_runtime, path)
     return path

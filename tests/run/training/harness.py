@@ -1,4 +1,4 @@
-"""Runs of a few rounds, and comparisons of two runs."""
+"""Trains runs of a few rounds, and compares run folders."""
 
 import signal
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 ROUNDS = 7
-# A resumed run needs Adam's moments, the window and lambda.
+# A checkpoint needs Adam's moments, the window and lambda.
 SETTINGS = {
     "rounds": ROUNDS,
     "clients_per_round": 3,
@@ -25,14 +25,14 @@ SETTINGS = {
     "lambda_learning_rate": 0.5,
     "window": 3,
     "evaluate_every": 2,
-    # Divides neither the number of rounds nor the rounds after which tests stop.
+    # Does not divide the number of rounds.
     "checkpoint_every": 3,
     "keep_checkpoints": 3,
 }
 
 
 class StopAfter(StopRequest):
-    """A signal that arrives during round `k`."""
+    """A stop request that arrives in round `k`."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class StopAfter(StopRequest):
 
     @property
     def signal_number(self) -> Optional[int]:
-        """SIGTERM from round `k` on; runs read it once per round."""
+        """SIGTERM from round `k`, before that None; a run reads this once per round."""
         self._left -= 1
         return signal.SIGTERM if self._left <= 0 else None
 

@@ -35,7 +35,7 @@ def test_run_writes_its_files(whole):
     assert evaluated.tolist() == [t % 2 == 0 or t == ROUNDS for t in range(1, ROUNDS + 1)]
 
 
-def test_result_and_last_row_agree(whole):
+def test_result_equals_the_last_row(whole):
     result = read_json(whole / "result.json")
     columns = read_history(whole / "metrics.csv")
     for name, domain in result["domains"].items():
@@ -121,7 +121,7 @@ def test_clipped_values_are_reported(cohort_runtime, tmp_path):
 
 
 def test_rounds_with_infinite_updates_are_skipped(cohort_runtime, tmp_path, capsys):
-    """The clients' updates are about 6, which the server's rate takes out of float32's range."""
+    """Updates of about 6 times the server's learning rate exceed the range of float32."""
     settings = {"server_optimizer": "sgd", "server_learning_rate": 3e38, "rounds": 3}
     train(cohort_runtime, tmp_path, **settings, client_learning_rate=3.0, client_batch_size=999)
     assert "3 of 3 rounds were skipped, as if no client had taken part" in capsys.readouterr().out

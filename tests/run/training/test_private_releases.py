@@ -1,4 +1,4 @@
-"""Releases, noise and accounts of private runs that crash and resume."""
+"""Private runs that crash and resume: released evaluations, noise, ledger and epsilon."""
 
 import contextlib
 import csv
@@ -42,7 +42,7 @@ _SETTINGS: dict[str, Any] = {
     "clients_per_round": 3,
     "evaluate_every": 4,
     "evaluation_clients": 10,
-    # Before a crash, the only checkpoint is the one with the key.
+    # A crashed run has only its first checkpoint, which holds the noise key.
     "checkpoint_every": 100,
     "algorithm": "fed_avg",
     "privacy": "central",
@@ -51,7 +51,7 @@ _SETTINGS: dict[str, Any] = {
     "limit_examples": 200,
     "limit_loss": 10.0,
     "private_evaluation": f"noise:multiplier={_Z},clients_share=0",
-    # With a seed, an uninterrupted run has the same noise.
+    # Crashed and uninterrupted runs have the same noise.
     "noise_seed": 3,
 }
 
@@ -96,7 +96,7 @@ class _Noted:
     released: list[_Released]
 
     def __call__(self, weights: Any, parts: Any) -> Any:
-        # Without noise it is not a release.
+        # An evaluation without noise is no release.
         return self.evaluate(weights, parts)
 
     def for_each(self, models: Any, parts: Any, states: Any = None) -> Any:
@@ -118,7 +118,7 @@ def _train(
     task: Optional[Task] = None,
     **changed: Any,
 ) -> list[_Released]:
-    """Trains, and returns releases of evaluations; round `crash_after` is shown, but not saved."""
+    """Trains, and returns the released evaluations; crashes before it saves `crash_after`."""
     watched = _Watched(on)
 
     class Crashing(Observer):
@@ -145,7 +145,7 @@ def _ledger(path: Path) -> list[dict[str, Any]]:
 def _assert_accounted(path: Path, releases: int) -> None:
     private = read_json(path / "result.json")["privacy"]
     assert private["evaluation"]["evaluations"] == releases
-    # Cohorts have a fixed size: neighbouring cohorts differ by the replacement of one client.
+    # With cohorts of a fixed size, neighbours replace one client, which doubles sensitivity.
     expected = gaussian_epsilon(2 * math.sqrt(releases) / _Z, _DELTA)
     assert private["evaluation"]["epsilon"] == pytest.approx(expected, rel=2e-3)
     assert any(f"of training and of {releases} evaluations" in t for t in private["remarks"])
@@ -158,7 +158,7 @@ def _assert_accounted(path: Path, releases: int) -> None:
 
 @pytest.fixture(scope="module")
 def died(cohort_runtime, tmp_path_factory) -> tuple[Path, list[_Released]]:
-    """A run that died after its evaluation of round 4, and what it had released."""
+    """Folder and releases of a run that crashed after the evaluation of round 4."""
     path = tmp_path_factory.mktemp("died") / "run"
     return path, _train(cohort_runtime, path, crash_after=4)
 
@@ -185,7 +185,7 @@ _RESUMES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(["sample", "every"], _RESUMES))
-def test_lost_evaluations_count(cohort_runtime, died, lost, name):
+def test_epsilon_includes_evaluations_lost_in_crash(cohort_runtime, died, lost, name):
     changed, rounds, counts, num_clients = _RESUMES[name]
     released = _train(cohort_runtime, lost, resume=True, **changed)
     assert [line["round_num"] for line in _ledger(lost)] == [4, *rounds]
@@ -197,8 +197,8 @@ def test_lost_evaluations_count(cohort_runtime, died, lost, name):
 
 
 @pytest.mark.slow
-def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost, tmp_path):
-    """The resumed run's files equal those of an uninterrupted run."""
+def test_unchanged_resume_repeats_the_same_releases(cohort_runtime, died, lost, tmp_path):
+    """The resumed and an uninterrupted run write equal files."""
     whole = tmp_path / "whole"
     _train(cohort_runtime, whole)
     released = _train(cohort_runtime, lost, resume=True)
@@ -212,7 +212,7 @@ def test_an_unchanged_resume_makes_the_same_releases(cohort_runtime, died, lost,
 
 
 @pytest.mark.slow
-def test_shorter_runs_last_evaluation_counts(cohort_runtime, tmp_path):
+def test_epsilon_includes_shorter_runs_last_evaluation(cohort_runtime, tmp_path):
     before = _train(cohort_runtime, tmp_path, crash_after=5, rounds=5)
     released = _train(cohort_runtime, tmp_path, resume=True)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 5, 8, 9]
@@ -223,8 +223,8 @@ def test_shorter_runs_last_evaluation_counts(cohort_runtime, tmp_path):
 
 
 @pytest.mark.slow
-def test_full_disk_shows_no_evaluation(cohort_runtime, tmp_path):
-    """The ledger's disk is full when round 8 is evaluated."""
+def test_unwritable_ledger_hides_the_evaluation(cohort_runtime, tmp_path):
+    """The ledger cannot be written when round 8 is evaluated."""
     watched = _Watched(cohort_runtime)
 
     class FullDisk(Observer):
@@ -251,14 +251,14 @@ _ORDER = [
 ]
 
 
-def test_private_runs_observers_have_one_order(cohort_runtime, tmp_path):
+def test_observers_of_private_runs_have_fixed_order(cohort_runtime, tmp_path):
     run = TrainingRun(_spec(), RunFolder(tmp_path), cohort_runtime, False)
     observers = run.observers(StopRequest(), False, [])
     assert [type(observer).__name__ for observer in observers] == _ORDER
 
 
 class _Crashing(Observer):
-    """Ends the process after an evaluation, as far as a test can."""
+    """Crashes after the evaluation of round 4."""
 
     def after_round(self, finished: FinishedRound) -> None:
         if finished.num == 4:
@@ -267,7 +267,7 @@ class _Crashing(Observer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", usually([1, 3, 7], range(1, len(_ORDER) + 1)))
-def test_a_crash_between_observers_loses_no_release(cohort_runtime, tmp_path, monkeypatch, place):
+def test_crash_between_observers_loses_no_release(cohort_runtime, tmp_path, monkeypatch, place):
     original_observers = TrainingRun.observers
 
     def crashing(run: TrainingRun, *args: Any) -> list[Observer]:
@@ -279,7 +279,7 @@ def test_a_crash_between_observers_loses_no_release(cohort_runtime, tmp_path, mo
         with pytest.raises(_Crash):
             _train(cohort_runtime, tmp_path)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4]
-    # Other clients are evaluated, so the lost evaluation is a separate release.
+    # Evaluating fewer clients makes the repeated evaluation a separate release.
     _train(cohort_runtime, tmp_path, resume=True, evaluation_clients=9)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 4, 8, 9]
     _assert_accounted(tmp_path, 4)
@@ -299,7 +299,7 @@ def test_rejects_damaged_ledger(tmp_path, line):
 
 
 @pytest.mark.parametrize("left", [1, 20, -1])
-def test_incomplete_line_is_dropped(tmp_path, left):
+def test_ledger_drops_incomplete_line(tmp_path, left):
     path = tmp_path / "releases.jsonl"
     line = f"{json.dumps(_LINE)}\n".encode()
     path.write_bytes(line + line[:left])
@@ -312,7 +312,7 @@ def test_incomplete_line_is_dropped(tmp_path, left):
     assert len(path.read_bytes().splitlines()) == 2
 
 
-def test_equal_releases_count_once(tmp_path):
+def test_ledger_counts_equal_releases_once(tmp_path):
     path = tmp_path / "releases.jsonl"
     ledger = ReleaseLedger(path)
     release = Release(4, "ten clients", "noise", "sums", 2)
@@ -326,9 +326,9 @@ def test_equal_releases_count_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_changed_evaluation_has_other_noise(cohort_runtime, tmp_path, caplog):
-    """The weights and the names of the clients are equal."""
-    # The smallest noise: with more, a domain may seem absent, and its loss is then 0.
+def test_evaluation_of_changed_clients_has_other_noise(cohort_runtime, tmp_path, caplog):
+    """One client's labels change; the weights and the client names do not."""
+    # With more noise, a domain may seem absent, and its loss is then 0.
     spec = _spec(
         evaluation_clients=None, private_evaluation=f"noise:multiplier={1 / 64},clients_share=0"
     )
@@ -355,7 +355,7 @@ def test_changed_evaluation_has_other_noise(cohort_runtime, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_missing_ledger_is_refused(cohort_runtime, lost):
+def test_rejects_missing_ledger(cohort_runtime, lost):
     (lost / "releases.jsonl").unlink()
     before = {p: p.read_bytes() for p in lost.rglob("*") if p.is_file()}
     assert golden.refusal(_train, cohort_runtime, lost, resume=True) == (
@@ -374,8 +374,7 @@ def test_rejects_more_evaluations_than_planned(cohort_runtime, lost):
     parts.evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4, including"):
         check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
-    # The number of planned evaluations is equal, but one would be after another round than the
-    # completed one.
+    # As many evaluations are planned, but one for another round than the completed evaluation.
     with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
         check_plan(parts.privacy, spec, (9, 5), 4, parts.evaluations)
 
@@ -392,7 +391,7 @@ _TRAINING_ONLY = {
 
 @pytest.fixture(scope="module")
 def crashed(cohort_runtime, tmp_path_factory) -> Path:
-    """A private run without private evaluations that died after round 3 of 5."""
+    """Folder of a run without private evaluations that crashed after round 3 of 5."""
     path = tmp_path_factory.mktemp("crashed") / "run"
     before = os.umask(0)
     try:
@@ -413,11 +412,11 @@ def _modes(path: Path) -> set[int]:
 
 
 @pytest.mark.slow
-def test_private_checkpoints_are_owner_only(cohort_runtime, crashed, folder):
+def test_private_checkpoints_are_readable_by_owner_only(cohort_runtime, crashed, folder):
     assert _modes(crashed) == {0o600}
     _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
     assert _modes(folder) == {0o600}
-    # A run without noise may start from this checkpoint; its folder then contains the key.
+    # A run without noise may start from this checkpoint, and its copy contains the key.
     (newest,) = (folder / "checkpoints").glob("*5.npz")
     other = folder.parent / "other"
     private_ = ("privacy", "noise_multiplier", "delta", "limit_examples", "limit_loss")
@@ -429,7 +428,7 @@ def test_private_checkpoints_are_owner_only(cohort_runtime, crashed, folder):
 
 
 @pytest.mark.slow
-def test_private_run_resumes_with_its_execution(
+def test_private_run_resumes_with_its_execution_only(
     cohort_runtime, streaming_runtime, tff_runtime, folder, monkeypatch
 ):
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -453,14 +452,14 @@ def test_private_run_resumes_with_its_execution(
         message = refused(cohort_runtime)
     assert message.startswith(f"tensorflow: expected {version[:4]}, with which the private run in")
     assert ", found 3.1: a repeated round has the same noise" in message
-    # The check is skipped if the folder has no record of the execution.
+    # Without a record of the execution, nothing is checked.
     del config["execution"]
     (folder / "config.json").write_text(json.dumps(config))
     TrainingRun(_spec(**_TRAINING_ONLY), RunFolder(folder), streaming_runtime, True)
 
 
 @pytest.mark.slow
-def test_other_examples_under_the_same_names_are_refused(cohort_runtime, folder):
+def test_rejects_changed_examples_of_the_same_clients(cohort_runtime, folder):
     task = _spec(**_TRAINING_ONLY).load_task()
     first, *others = task.train.client_ids
     clients = {name: task.train.read(name) for name in (first, *others)}

@@ -25,10 +25,10 @@ def test_stopped_run_resumes_to_equal_bytes(cohort_runtime, whole, tmp_path, sto
 
 
 @pytest.mark.slow
-def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_path):
+def test_crash_between_checkpoints_does_not_change_results(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
-    # The file has rows after the newest checkpoint, and its last row is incomplete.
+    # metrics.csv has rows after the newest checkpoint, and its last row is incomplete.
     (path / "result.json").unlink()
     for name in ("round_00000006.npz", "round_00000007.npz"):
         (path / "checkpoints" / name).unlink()
@@ -43,7 +43,7 @@ def test_a_crash_between_checkpoints_changes_nothing(cohort_runtime, whole, tmp_
 
 
 @pytest.mark.slow
-def test_more_rounds_equal_a_longer_run(cohort_runtime, whole, tmp_path):
+def test_extended_run_equals_a_longer_run(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     train(cohort_runtime, path, rounds=3)
     assert read_json(path / "result.json")["rounds"] == 3
@@ -59,40 +59,40 @@ def test_earlier_evaluations_stay_when_period_changes(cohort_runtime, whole, tmp
     assert (
         "--evaluate_every was 2 until now and is 3: evaluations of earl" in capsys.readouterr().out
     )
-    # Resumes once more: the folder only records recently due evaluations.
+    # Resume again: by now, config.json has the new period only.
     train(cohort_runtime, path, resume=True, evaluate_every=3, rounds=10)
     columns, expected = (read_history(p / "metrics.csv")["test/loss"] for p in (path, whole))
-    # 5 and 7 were the last rounds, and 2 and 4 were due before.
+    # Evaluations of the last rounds 5 and 7 go; those due in rounds 2 and 4 stay.
     assert (np.flatnonzero(~np.isnan(columns)) + 1).tolist() == [2, 4, 6, 9, 10]
     np.testing.assert_array_equal(columns[[1, 3, 5]], expected[[1, 3, 5]])
 
 
 @pytest.mark.slow
-def test_longer_run_evaluates_on_the_sample(cohort_runtime, tmp_path):
+def test_extended_run_evaluates_the_sample_again(cohort_runtime, tmp_path):
     whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
     sampled = {"evaluation_clients": 2}
     train(cohort_runtime, whole, **sampled)
-    # After round 4, its last, the shorter run is evaluated on all clients, the whole run on two.
+    # Round 4 is evaluated on all clients where it is the last, and on two in the whole run.
     train(cohort_runtime, longer, rounds=4, **sampled)
     overall = (longer / "metrics.csv").read_bytes()
     assert not (whole / "metrics.csv").read_bytes().startswith(overall)
     shutil.copytree(longer, killed)
     train(cohort_runtime, longer, resume=True, **sampled)
     assert_same_run(longer, whole)
-    # This is the folder after a kill between the changed row and the longer run's config.
+    # Restore the folder after a kill between writing the changed row and the new config.
     lines = (whole / "metrics.csv").read_bytes().splitlines(keepends=True)
     (killed / "metrics.csv").write_bytes(b"".join(lines[:5]))
     again = tmp_path / "again"
     shutil.copytree(killed, again)
     train(cohort_runtime, killed, resume=True, **sampled)
     assert_same_run(killed, whole)
-    # The shorter run may also be requested again.
+    # The shorter run can also be repeated.
     train(cohort_runtime, again, resume=True, rounds=4, **sampled)
     assert (again / "metrics.csv").read_bytes() == overall
 
 
 @pytest.mark.slow
-def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
+def test_each_evaluation_runs_once(cohort_runtime, whole, tmp_path):
     evaluated: list[int] = []
 
     class Counting:
@@ -104,7 +104,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
         def measurement(self, *args: Any) -> Any:
             evaluate = cohort_runtime.measurement(*args)
             if args[0].step.name == "labels":
-                # This measurement evaluates no model.
+                # This measurement counts labels, and evaluates no model.
                 return evaluate
 
             def counted(models: Any, parts: Any, states: Any) -> Any:
@@ -115,7 +115,7 @@ def test_nothing_is_evaluated_twice(cohort_runtime, whole, tmp_path):
             return types.SimpleNamespace(for_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
-    # Evaluations after rounds 2, 4, 6 and 7, and of the initial model: a lambda ends near 0.
+    # Rounds 2, 4, 6 and 7, and the initial model, because a lambda ends near 0.
     assert evaluated[:3] == [2, 2, 2]
     assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
 
@@ -144,7 +144,7 @@ def test_rejects_checkpoint_without_settings(cohort_runtime, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_rejects_another_models_checkpoint(cohort_runtime, whole, tmp_path):
+def test_rejects_checkpoint_of_another_model(cohort_runtime, whole, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     other = newest_checkpoint(path / "checkpoints")

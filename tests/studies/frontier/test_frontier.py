@@ -1,4 +1,4 @@
-"""The table, the figure, the mixtures and the verdict of frontiers with made-up numbers."""
+"""Mixtures of frontiers; tables, figures and verdicts from made-up numbers."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from tff_agnostic.program.studies.frontier_page import figure, frontier_table, t
 
 
 def _trials(by_domain):
-    """Two trials, 0.01 above and below a value; their spread grows with it."""
+    """Returns two trials, slightly more than 0.01 above and below each domain's value."""
     worst = min(value for value in by_domain.values() if not np.isnan(value))
     defined = {**by_domain, **dict.fromkeys(SUMMARIES, worst)}
     values = {
@@ -63,7 +63,7 @@ def test_wide_table_shows_only_worst_domain():
     assert many.rows[0][2] == "c" and len(many.columns) == 5
 
 
-def test_json_and_sentences_have_verdict():
+def test_json_has_the_verdict():
     frontier = _frontier(("a", "b"))
     content = json.loads(json.dumps(to_json(frontier), allow_nan=False))
     assert (content["outcome"], content["best"]) == ("found", "lambda_0-0.5_1-0.5")
@@ -76,11 +76,11 @@ def test_json_and_sentences_have_verdict():
     assert any(line.startswith("FedAvg is worse than 50% a, 50% b in the worst") for line in lines)
 
 
-def test_two_domains_are_a_curve():
+def test_figure_of_two_domains_is_a_curve():
     axes, colors = figure(_frontier(("a", "b"))).axes
     assert colors.get_ylabel() == "weight of a in fixed mixtures"
     curve = axes.lines[0]
-    # The points range from b alone to a alone.
+    # The curve leads from b alone to a alone.
     np.testing.assert_allclose(curve.get_xdata()[[0, -1]], [50, 90])
     np.testing.assert_allclose(curve.get_ydata()[[0, -1]], [90, 50])
     assert {
@@ -89,12 +89,12 @@ def test_two_domains_are_a_curve():
     } == set(axes.get_legend_handles_labels()[1])
 
 
-def test_more_domains_have_panels():
+def test_figure_of_more_domains_has_panels():
     panels = figure(_frontier(("a", "b", "c"))).axes
     assert [axes.get_title() for axes in panels] == ["a", "b", "c", ""]
-    # These lines follow the curves of the other domains.
-    args, worst = panels[0].lines[2:4]
-    assert args.get_ydata()[np.argmax(args.get_xdata())] == pytest.approx(90)
+    # The first two lines are the curves of the other domains.
+    domain, worst = panels[0].lines[2:4]
+    assert domain.get_ydata()[np.argmax(domain.get_xdata())] == pytest.approx(90)
     assert worst.get_ydata()[np.argmax(worst.get_xdata())] == pytest.approx(50)
     names = [f"domain {k}" for k in range(30)]
     assert [axes.get_title() for axes in figure(_frontier(names)).axes] == names[:12]
@@ -128,7 +128,7 @@ def test_lines_lead_from_training_mixture_to_domains():
     ]
     np.testing.assert_allclose([m.weights for m in others[::2]], (_SHARES + np.eye(3)) / 2)
     np.testing.assert_array_equal([m.weights for m in others[1::2]], np.eye(3))
-    # More points keep the names of the coarser ones.
+    # A finer grid keeps the names of the coarser grid's mixtures.
     assert {m.name: m for m in others}.items() <= {m.name: m for m in _mixtures(5)}.items()
 
 
@@ -139,7 +139,7 @@ def test_two_domains_have_one_line():
         ("only_1", "frequent only"),
         ("lambda_0-0.25_1-0.75", "25% rare, 75% frequent"),
     ]
-    # The training mixture is trained once.
+    # A training mixture on the grid is trained once.
     assert [m.weights[0] for m in _mixtures(3, [0.5, 0.5], ("a", "b"))] == [0.5, 0, 1]
     # A domain without training examples has no weight.
     points = _mixtures(3, [0.5, 0.0, 0.5])
@@ -162,7 +162,7 @@ def test_impossible_mixtures_raise_user_error(arguments, message):
 
 
 def _judge(means, fed_avg, agnostic, higher_is_better=True, margin=0.02):
-    """Returns the verdict if methods differ significantly by more than a margin."""
+    """Returns the verdict if differences above `margin` are significant."""
     sign = 1 if higher_is_better else -1
     by_name = {f"m{k}": mean for k, mean in enumerate(means)}
     every = {**by_name, "fed_avg": fed_avg, "agnostic": agnostic}
@@ -220,7 +220,7 @@ def test_verdict_follows_significant_differences(means, algorithms, more, expect
         ),
     ],
 )
-def test_answer_precedes_claims(worst, start):
+def test_first_sentence_answers_whether_mixtures_help(worst, start):
     frontier = _frontier(("a", "b"))
     trials = {
         row: _trials({"a": worst.get(row, 0.5), "b": 0.95}) for row in frontier.comparison.trials

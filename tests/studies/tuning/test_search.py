@@ -1,4 +1,4 @@
-"""Search spaces, objectives and flag files of searches."""
+"""Search spaces, objectives, and the flag files of best trials."""
 
 import dataclasses
 import json
@@ -49,12 +49,12 @@ _SETTINGS = searchable("digits")
         ("concentration", "log:0.1..10", (0.1, 10.0)),
     ],
 )
-def test_ranges_have_their_ends(flag, text, ends):
+def test_ranges_include_both_ends(flag, text, ends):
     dim = dimension(_SETTINGS[flag], text)
     extremes = dim.extremes()
     assert tuple(extremes) == ends
     assert [type(v) for v in extremes] == [type(v) for v in ends]
-    # Both ends are inside, and a draw there returns the value.
+    # Both ends can be sampled, and keep their values.
     for value in ends:
         drawn = dim.sampled(value)
         assert dim.value(drawn) == value
@@ -161,7 +161,7 @@ def test_objective_equals_weighted_mean(text, value, higher):
     assert parse_objective(objective.name, _MEASURES, list(domains)) == objective
 
 
-def test_evaluation_as_json_has_objectives():
+def test_objectives_are_computed_from_result_json():
     report = make_evaluation({"a": 1.0 / 3, "b": 2.0 / 7})
     for text in ("worst", "overall:loss", "superquantile", "client_mean:loss", "domain(b):loss"):
         objective = parse_objective(text, _MEASURES, ("a", "b"))
@@ -173,7 +173,7 @@ def test_evaluation_as_json_has_objectives():
     assert parse_objective("overall:loss", _MEASURES).value_in(diverged.to_json()) is None
 
 
-def test_objective_is_loss_without_metric():
+def test_default_objective_is_accuracy_or_else_loss():
     assert parse_objective("worst", measures("loss")).name == "worst:loss"
     assert parse_objective("worst", _MEASURES).text(0.84213) == "84.21%"
     assert parse_objective("worst:loss", _MEASURES).text(0.84213) == "0.8421"
@@ -220,9 +220,9 @@ def _arms(search=_SEARCH, *flags):
 
 
 def _expected(arm, sampled):
-    """Returns the run of a trial, but on the test split and with the default seed.
+    """Returns the run of a trial on the test split with seed 0.
 
-    Fixed domain weights have no learning rate: its value is not part of the settings.
+    Fixed domain weights have no learning rate, which is omitted.
     """
     spec = arm.spec({f: v for f, v in sampled.items() if f != "lambda_learning_rate"}, 0)
     return dataclasses.replace(spec, task_options={**spec.task_options, "heldout_share": 0.0})
@@ -274,12 +274,12 @@ def test_flag_file_has_task_paths(tmp_path):
     assert spec.algorithm.client.learning_rate == 0.25
 
 
-def test_first_trial_has_given_settings():
+def test_first_trial_has_the_given_settings():
     arms = _arms()
     values, outside = arms["fair"].start(9)
     assert values == {"client_learning_rate": 1.0, "server_optimizer": "sgd", "q": 3.0}
     assert outside == []
-    # FedAvg's default on digits is 8.
+    # FedAvg's default learning rate on digits is 8, out of the range.
     values, outside = arms["fed_avg"].start(9)
     assert values == {"server_optimizer": "sgd"}
     assert any("client_learning_rate=8.0 is outside of log:0.01..1" in text for text in outside)
@@ -296,13 +296,13 @@ def test_invalid_ends_raise_user_error(case):
     return golden.refusal(check)
 
 
-def test_two_stages_cannot_be_searched():
+def test_rejects_methods_of_two_stages():
     flags = ("--task=digits", "--algorithms=last_layer", "--search=client_learning_rate=0.1..1")
     message = golden.refusal(searched_arms, given(tune, *flags))
     assert message.startswith("--arms: expected methods of one stage to search, found last_layer")
 
 
-def test_secure_sum_limits_cohorts():
+def test_search_keeps_the_secure_minimum_of_clients():
     search = "clients_per_round=1..8"
     arm = _arms(search)["fed_avg"]
     task = arm.spec({}, 9).load_task()
@@ -312,7 +312,7 @@ def test_secure_sum_limits_cohorts():
         secure.check(9, task)
 
 
-def test_identity_has_file_contents(tmp_path):
+def test_identity_depends_on_file_contents(tmp_path):
     file = tmp_path / "model.keras"
     file.write_bytes(b"one")
     arms = {"fed_avg": _arms(_SEARCH, f"--initial_model={file}")["fed_avg"]}

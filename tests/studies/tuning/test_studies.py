@@ -1,4 +1,4 @@
-"""Trials of searches: each is taken by one process, monitored, ended early, and tabulated."""
+"""Trials of searches: claims by processes, pruning, ends, and tables."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ _ACCURACY = parse_objective("worst", measures("loss", "accuracy"))
 
 
 def _opened(folder, budget, first=_FIRST, spaces=_SPACES, kind=Search, objective=_ACCURACY) -> Any:
-    """Returns a search that has begun, of methods with a first trial each."""
+    """Returns a started search, in which each method's first trial has the values `first`."""
     nothing: Any = None
     runs: RunSet = RunSet(folder, {"study": "tune"}, nothing, True, StopRequest())
     arms: Any = {
@@ -76,7 +76,7 @@ def _opened(folder, budget, first=_FIRST, spaces=_SPACES, kind=Search, objective
 
 
 def _train(search: Search, claim: Claim, seconds: float) -> None:
-    """Writes the time of a trial's run."""
+    """Writes that the run of a claimed trial took this time."""
     path = search.runs.path(f"{claim.run_name}/seed_0")
     path.mkdir(parents=True)
     write_json(path / "seconds.json", {"seconds": seconds})
@@ -92,7 +92,7 @@ def _finish(claim: Claim, state=TrialState.COMPLETE) -> tuple:
 
 
 def _searched(folder, trials: int, restart_after: int = 1_000, spaces=_SPACES) -> list[tuple]:
-    """Returns all trials of a search by processes that each see some of them."""
+    """Returns a search's trials; a new process continues after every `restart_after` trials."""
     ended: list[tuple] = []
     search = _opened(folder, Budget(trials, None), spaces=spaces)
     while (claim := search.take()) is not None:
@@ -115,11 +115,11 @@ def test_methods_take_turns_from_given_settings(tmp_path):
 
 @pytest.mark.nightly
 def test_draws_do_not_depend_on_interruptions(tmp_path):
-    """This also holds after the sampler's initial random trials."""
+    """Seven trials exceed the sampler's random warm-up."""
     whole = _searched(tmp_path / "whole", trials=7, spaces=_ONE)
     assert whole == _searched(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
-    # A process died between two draws.
+    # A process died after it had drawn one of two values.
     drawn = []
     for name, parts in (("two", [2]), ("one", [1, 2])):
         for count in parts:
@@ -131,16 +131,16 @@ def test_draws_do_not_depend_on_interruptions(tmp_path):
 
 
 @pytest.mark.nightly
-def test_dead_process_trial_is_taken_again(tmp_path):
+def test_trial_of_dead_process_is_taken_again(tmp_path):
     first, second = (_opened(tmp_path, Budget(2, None)) for _ in range(2))
     claims = [search.take() for search in (first, second) * 2]
     assert [(c.name, c.trial.number) for c in claims] == [
         *(("one", 0), ("two", 0), ("one", 1), ("two", 1))
     ]
-    # Four are taken, none has ended.
+    # All four trials are taken, and none has ended.
     assert first.take() is second.take() is None
     claims[2].trial.report(0.25, 1)
-    # The kernel closes the lock of a killed process.
+    # A killed process loses its lock.
     claims[2].held.close()
     again = second.take()
     assert (again.name, again.trial.number) == ("one", 1)
@@ -179,7 +179,7 @@ def test_trial_that_ends_meanwhile_is_not_taken(tmp_path):
 
 @pytest.mark.nightly
 def test_failed_trials_are_replaced(tmp_path):
-    """A process died after it created the study, before the first trial; then that trial failed."""
+    """A process died before its first trial, and then the first trial failed twice."""
     _opened(tmp_path, Budget(1, None), {})
     tried = []
     for _ in range(2):
@@ -190,13 +190,13 @@ def test_failed_trials_are_replaced(tmp_path):
     search = _opened(tmp_path, Budget(1, None), spaces=_ONE)
     _finish(search.take())
     assert search.take() is None
-    # The given settings are not added again.
+    # Later trials do not repeat the given settings.
     claim = _opened(tmp_path, Budget(2, None), spaces=_ONE).take()
     assert claim.trial.params != _FIRST
 
 
 @pytest.mark.nightly
-def test_hours_are_shared_evenly(tmp_path):
+def test_methods_share_the_hours_evenly(tmp_path):
     search = _opened(tmp_path, Budget(None, 60.0))
     seconds = {"one": [30.0, 5.0], "two": [10.0, 10.0, 10.0, 10.0]}
     order = []
@@ -204,15 +204,15 @@ def test_hours_are_shared_evenly(tmp_path):
         order.append(claim.name)
         _train(search, claim, seconds[claim.name][claim.trial.number])
         _finish(claim)
-    # The method that has used less time is next; no method begins a trial after half of the hours.
+    # The method with less time spent is next, until it has spent half of the 60 s.
     assert order == ["one", "two", "two", "two"] and search.is_complete
     assert _opened(tmp_path, Budget(1, 1000.0)).is_complete
     assert not _opened(tmp_path, Budget(4, 100.0)).is_complete
 
 
 @pytest.mark.nightly
-def test_equal_trials_share_runs_and_end_hours(tmp_path):
-    """Two choices have two trainings, and time for a million."""
+def test_equal_trials_share_runs_and_end_search(tmp_path):
+    """The search space has two values, although there is time for a million trainings."""
     spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
     search = _opened(tmp_path, Budget(None, 1e6), {}, spaces)
     first: dict[str, int] = {}
@@ -229,7 +229,7 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
     trials = search.trials("one")
     assert len(first) == 2 and finds_nothing_new(trials)
     assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
-    # The given number of trials is reached nevertheless.
+    # A budget of trials ignores that they find nothing new.
     assert not _opened(tmp_path, Budget(len(trials) + 1, None), {}, spaces).is_complete
 
 
@@ -238,7 +238,7 @@ def test_equal_trials_share_runs_and_end_hours(tmp_path):
     [(TrialState.PRUNED, (None, "after round 4 of 8")), (TrialState.COMPLETE, (0.25, ""))],
 )
 def test_equal_trials_end_equally(tmp_path, state, expected):
-    """Three equal trials: two at once, and a later one; the process of the second one dies."""
+    """Trials 0 and 1 run at once; the process of trial 1 dies; trial 2 starts later."""
     search = _opened(tmp_path, Budget(4, None), spaces=_ONE, objective=_LOSS)
     study = optuna.load_study(study_name="one", storage=search._storage)
     for _ in range(2):
@@ -264,7 +264,7 @@ def test_equal_trials_end_equally(tmp_path, state, expected):
         assert names == [[f"{trial_name('one', 0)}/seed_3"]] * 3
 
 
-def test_earlier_trials_never_use_later_runs(tmp_path):
+def test_trials_do_not_use_runs_of_later_trials(tmp_path):
     search = _opened(tmp_path, Budget(2, None), spaces=_ONE)
     optuna.load_study(study_name="one", storage=search._storage).enqueue_trial(_FIRST)
     first, second = (search.take() for _ in range(2))
@@ -294,7 +294,7 @@ def test_incomplete_line_is_removed_from_journal(tmp_path):
     assert [(name, number) for name, number, _ in ended] == [("one", 1), ("two", 1)]
 
 
-def test_missing_first_trial_values_are_drawn(tmp_path):
+def test_values_missing_in_first_trial_are_drawn(tmp_path):
     search = _opened(tmp_path, Budget(2, None), {"window": 7}, _ONE)
     claims = [search.take() for _ in range(2)]
     first, second = (claim.trial.params for claim in claims)
@@ -308,7 +308,7 @@ def test_missing_first_trial_values_are_drawn(tmp_path):
 
 @pytest.fixture
 def losses(tmp_path) -> Search:
-    """A search for small losses."""
+    """A search that minimises the loss."""
     return _opened(tmp_path, Budget(20, None), {}, _ONE, objective=_LOSS)
 
 
@@ -332,7 +332,7 @@ def test_later_runs_report_mean_with_earlier(losses):
     watch.report(6, _evaluation(math.inf))
     watch.report(8, _evaluation(0.5))
     assert claim.reported() == {4: 3.0, 8: 1.0, 12: 1.5, 16: 0.75}
-    # A resumed run evaluates some rounds again.
+    # A resumed run may report a round again.
     _watch(claim, runs=2).report(8, _evaluation(1.0))
     assert len(claim.reported()) == 4
 
@@ -351,20 +351,20 @@ def test_trials_worse_than_median_end_after_warm_up(losses):
     with pytest.raises(Pruned, match="after round 4 of 8"):
         _watch(worse).report(4, _evaluation(3.5))
     _watch(better).report(4, _evaluation(2.5))
-    # After the last round nothing can be saved.
+    # Pruning after the last round would save no time.
     _watch(last).report(8, _evaluation(9.0))
     worse.study.tell(worse.trial.number, state=TrialState.PRUNED)
     assert losses.trials("one", (TrialState.PRUNED,))[0].value == 3.5
 
 
-# --- Trials that are refused, and tables
+# --- Rejected trials, and tables
 
 
 def _outcome(tmp_path, first, *flags, objective=_LOSS, result=None):
-    """Returns the end of a trial with given values, up to its first round.
+    """Returns the outcome of a search's first trial, with the values `first`.
 
     Args:
-        result: Result of its run, which is not trained.
+        result: result.json of the trial's run, which then is not trained.
     """
     arguments = ("--task=digits", "--num_clients=4", "--clients_per_round=3", "--rounds=1", *flags)
     arms = searched_arms(given(tune, *arguments))
@@ -382,7 +382,7 @@ def _outcome(tmp_path, first, *flags, objective=_LOSS, result=None):
 
 
 class _WrittenResult:
-    """Writes a result instead of training."""
+    """A trainer that writes a given result.json."""
 
     def __init__(self, result: Any) -> None:
         self.load_task = LoadedTasks()
@@ -408,7 +408,7 @@ class _WrittenResult:
     ],
 )
 def test_infinite_metric_ends_its_trial_only(tmp_path, text, least, few):
-    """Domain a has four examples, a finite loss and an infinite metric; b has no examples."""
+    """Domain a has four examples and an infinite metric, and b has no examples."""
     report = make_evaluation({"a": 1.0, "b": math.nan})
     result = dataclasses.replace(report, worst_min_examples=least, split="heldout").to_json()
     for entry in (result["overall"], result["domains"]["a"], result["worst"]["accuracy"]):
@@ -436,7 +436,7 @@ def test_incompatible_values_end_their_trial(tmp_path):
 
 @pytest.mark.nightly
 def test_missing_file_ends_search(tmp_path):
-    """The values are valid: every later trial would be refused as well."""
+    """The file is missing in every trial, so that the search cannot continue."""
     file = tmp_path / "mixtures.json"
     even = {str(k): 0.1 for k in range(10)}
     file.write_text(json.dumps({"even": even, "odd": {**even, "0": 0.0, "1": 0.2}}))
