@@ -1,4 +1,4 @@
-"""The scoreboard: its numbers from arrays, its page, and the tables of its data sets."""
+"""The scoreboard: comparisons of made-up trials, its page, and its data sets."""
 
 import csv
 
@@ -57,7 +57,7 @@ def _board(rows, measure, choice, noise=0.002) -> Board:
     return Board(data, _comparison(rows, measure, noise), choice, missing)
 
 
-def test_payers_are_worse_with_simultaneous_intervals():
+def test_payers_are_significantly_worse_domains():
     rows = {"fed_avg": (0.9, 0.8, 0.5), "uniform": (0.84, 0.799, 0.62)}
     assert _board(rows, _ACCURACY, "uniform").payers("uniform") == ["a"]
     assert _board(rows, _ACCURACY, "uniform", noise=0.2).payers("uniform") == []
@@ -66,7 +66,7 @@ def test_payers_are_worse_with_simultaneous_intervals():
 @pytest.mark.parametrize(
     ("measure", "worsts", "noise", "expected"),
     [
-        # FedAvg, the choice, another method: (worse than FedAvg, best method, near).
+        # `worsts` are of FedAvg, the choice, another method; expected: (is_worse, best, is_near).
         (_ACCURACY, (0.5, 0.6, 0.615), 0.002, (False, "other", True)),
         (_ACCURACY, (0.5, 0.6, 0.65), 0.002, (False, "other", False)),
         (_ACCURACY, (0.5, 0.6, 0.65), 0.2, (False, "other", True)),
@@ -114,7 +114,7 @@ def test_shared_arguments_precede_data_sets_arguments():
     assert given.settings == {**data.settings, "rounds": 7, "evaluate_every": 7}
 
 
-def test_flights_have_a_plane_and_arrived(tmp_path):
+def test_flights_without_plane_or_arrival_are_skipped(tmp_path):
     head = "month,day,hour,minute,dep_delay,distance,arr_delay,carrier,tailnum,origin"
     flights = ["1,2,3,4,5,600,15,UA,N1,EWR", "1,2,3,4,5,600,16,OO,N2,JFK"]
     flights += ["1,2,3,4,5,600,NA,UA,N1,EWR", "1,2,3,4,5,600,1,UA,,EWR"]

@@ -1,4 +1,4 @@
-"""The environment of a newcomer: HOME and PATH, an empty folder, and README's interpreter."""
+"""A newcomer's environment: the variables HOME and PATH, and README's interpreter."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from typing import Optional
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
 _ENDED = "# ended"
-# Runs scripts as `python SCRIPT` does, one after another: TensorFlow takes seconds to import.
+# Runs several scripts as `python SCRIPT` does, and imports TensorFlow only once.
 _SESSION = f"""
 import os, runpy, sys
 for line in sys.stdin:
@@ -21,15 +21,15 @@ for line in sys.stdin:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Returns all variables that are set: none of Python's, TensorFlow's or this package's."""
+    """Returns the only environment variables, none for Python, TensorFlow or this package."""
     return {"HOME": str(home), "PATH": os.environ["PATH"]}
 
 
 class Session:
-    """The interpreter, as a context manager; it is started again after a script that failed.
+    """An interpreter that runs scripts; after a failed script, another interpreter starts.
 
     Args:
-        home: The user's home, an empty folder, in which the interpreter starts.
+        home: Folder of the user, in which the interpreter starts.
     """
 
     def __init__(self, home: Path) -> None:
@@ -38,7 +38,6 @@ class Session:
         self._process: Optional[subprocess.Popen[str]] = None
 
     def __enter__(self) -> "Session":
-        """Starts nothing yet."""
         return self
 
     def __exit__(
@@ -47,7 +46,6 @@ class Session:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        """Ends the interpreter."""
         if self._process is not None:
             self._process.communicate()
 

@@ -17,12 +17,12 @@ NOTEBOOK = ROOT / "docs" / "tutorials" / "own_data.ipynb"
 
 
 def stored() -> Any:
-    """Returns the stored notebook, which is not executed."""
+    """Returns the stored notebook without running it."""
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
 def executed(folder: Path) -> Any:
-    """Returns the notebook with the outputs of a run in a new folder, `reader` in `folder`."""
+    """Runs the notebook in the new folder `folder`/reader, and returns it with outputs."""
     notebook, reader, home = stored(), folder / "reader", folder / "home"
     for made in (reader, home):
         made.mkdir()

@@ -8,7 +8,7 @@ A comment in front of a block of text gives its kind:
     <!-- printed: 2026-11-24 -->    CI does not run it; the output is of that day
     <!-- not run -->                it shows commands, and CI does not run them
 
-Output after Python is compared completely. `...` marks omitted lines.
+CI compares every line of output that follows a block of Python. `...` marks omitted lines.
 """
 
 import datetime
@@ -27,7 +27,7 @@ _LEFT_OUT = "..."
 
 
 class Block(NamedTuple):
-    """A block of a page, and the kind that the page gives it ("" without a comment)."""
+    """A block of a page; `kind` is the comment in front of the block, or ""."""
 
     language: str
     text: str
@@ -40,12 +40,12 @@ def blocks(page: str) -> list[Block]:
 
 
 def has_blocks(page: str) -> bool:
-    """Whether a page has any."""
+    """Whether a page has blocks."""
     return _BLOCK.search(page) is not None
 
 
 def without_a_kind(page: str) -> Iterator[str]:
-    """Yields the first line of each block of text that has no kind."""
+    """Yields the first line of each text block that lacks a kind."""
     before = ""
     for language, text, kind in blocks(page):
         if language == "text" and not _is_kind(kind) and (kind or before != "python"):
@@ -64,15 +64,15 @@ def _is_kind(kind: str) -> bool:
 
 
 def is_shown(printed: str, shown: str) -> bool:
-    """Whether a page shows an output; `...` marks omitted lines."""
+    """Whether `shown` is the output `printed`, in which `...` matches any lines."""
     pattern = re.escape(shown).replace(re.escape(f"{_LEFT_OUT}\n"), "(.*\n)*?")
     return re.fullmatch(pattern, printed) is not None
 
 
 def is_shown_in_form(printed: str, shown: str) -> bool:
-    """Whether the shown lines were printed in this order, with any numbers.
+    """Whether the shown lines were printed in this order, apart from their numbers.
 
-    A printed line may be several lines of the page, and other lines may stand between them.
+    The page may break a printed line, and omit lines between others.
     """
     parts = [part for line in shown.splitlines() for part in _form(line).split(_LEFT_OUT)]
     pattern = ".*".join(_by_itself(part.strip()) for part in parts if part)
@@ -80,7 +80,7 @@ def is_shown_in_form(printed: str, shown: str) -> bool:
 
 
 def _by_itself(words: str) -> str:
-    """Returns a pattern that does not begin or end within a longer word."""
+    """Returns a pattern that matches `words`, but no part of a longer word."""
     before = r"(?<!\w)" if words[:1].isalnum() else ""
     after = r"(?!\w)" if words[-1:].isalnum() else ""
     return f"{before}{re.escape(words)}{after}"

@@ -1,4 +1,4 @@
-"""Small copies of the real data that the documentation names: the same files, with less in them."""
+"""Small copies of the real data that the documentation names, with fewer records."""
 
 import gzip
 import itertools
@@ -11,7 +11,7 @@ _FILES_PER_LOCALE = 40
 _BYTES_PER_FILE = 900
 _POSTS = 120
 _IMAGES_PER_WRITER = 3
-# Keep every fourth writer of both groups: the last evaluation is on all test writers.
+# Keep every fourth writer, because the last evaluation has all test writers.
 _WRITERS_STEP = 4
 _PEOPLE = 800
 _GARMENTS = 600
@@ -69,7 +69,7 @@ def _fashion_mnist(source: Path, target: Path) -> None:
 
 
 def _tinyshakespeare(source: Path, target: Path) -> None:
-    """Keeps the first speech of each speaker, as an experiment mixes models of all speakers."""
+    """Keeps one speech of each speaker, because an experiment mixes models of all speakers."""
     target.mkdir(parents=True)
     first: dict[str, str] = {}
     for speech in (source / "input.txt").read_text(encoding="utf-8").split("\n\n"):

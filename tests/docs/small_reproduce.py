@@ -1,4 +1,4 @@
-"""`reproduce` with models that are small, for the tests of the documentation."""
+"""Experiments with small models, for the tests of the documentation."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _SMALL: Mapping[str, Mapping[str, Any]] = {
 
 
 def small_experiments() -> Registry[Experiment]:
-    """Returns the experiments, with small models."""
+    """Returns all experiments, those of `_SMALL` with small models."""
     return Registry(
         "experiment",
         {

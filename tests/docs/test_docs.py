@@ -43,14 +43,14 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix(""))
 
 
-# Maximum number of words of README, to be read in two minutes.
+# README must be short enough to read in two minutes.
 README_WORDS = 700
-# Flags that make a documented command quick; they replace its own values.
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
-# Vectorising clients takes TensorFlow longer than two such rounds.
+# TensorFlow takes longer to vectorise clients than to run two short rounds.
 _STREAMED = "--client_mode=streamed"
-# Binaries whose first command runs in a newcomer's environment.
+# Commands whose first use runs in a newcomer's environment.
 _STARTED = {"train"}
+# Flags that shorten documented commands; they replace the documented values.
 SHORTENED = {
     "train": ["--rounds=2", _STREAMED],
     "compare": ["--rounds=2", "--trials=1", _STREAMED],
@@ -68,11 +68,11 @@ SHORTENED = {
     "save_model": [],
     "tune": ["--rounds=2", "--trials=2", "--repeats=1", _STREAMED],
 }
-# Commands that .ci/run or tests/setup run; a test that runs all tests would not end.
+# Commands that .ci/run or tests/setup cover.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help", "notebook"}
-# A block that is a file says so in its first line.
+# The first line of a block that shows a file.
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
-# Files that README takes from the tutorial; the table is shorter here.
+# The tutorial's files, which README uses; shop.csv is shorter than in the tutorial.
 READERS_FILES = {
     "shop.csv": "user,country,visits,price,age,bought\n"
     + "".join(
@@ -89,20 +89,20 @@ READERS_FILES = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with small copies of the data in `../shared`."""
+    """The folder `shared`, with small copies of the data in `../shared`."""
     folder = tmp_path_factory.mktemp("shared")
     small_copies(ROOT.parent / "shared" / "data", folder / "data")
     return folder
 
 
 class Commands:
-    """Runs the commands of binaries, nearly all in this process: TensorFlow takes seconds to start.
+    """Runs documented commands, most of them in this process, because starting one is slow.
 
-    A newcomer's first command and commands on Ray have separate processes.
+    A newcomer's first commands and commands on Ray run in separate processes.
 
     Args:
         call: Calls commands in this process.
-        home: The newcomer's home.
+        home: The newcomer's home folder.
     """
 
     def __init__(self, call: Caller, home: Path) -> None:
@@ -137,14 +137,14 @@ def commands(cohort_runtime, tmp_path_factory: pytest.TempPathFactory) -> Comman
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    """The Python of pages."""
+    """The interpreter that runs the Python code of pages."""
     with Session(tmp_path_factory.mktemp("home")) as session:
         yield session
 
 
 @pytest.fixture
 def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files of the documentation's relative paths."""
+    """A working directory, in which the relative paths of the documentation exist."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     (folder / "configs").symlink_to(ROOT / "configs")
@@ -155,10 +155,8 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
     return folder
 
 
-# Pages of results repeat one another's commands, with other settings.
 _WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
-# Other pages have commands of the same kinds.
-# Pages that take 10 to 60 seconds, with commands that have separate tests.
+# Pages that take 10 to 60 seconds, and whose commands have separate tests.
 _NIGHTLY = (
     *("explanations/privacy/accounting", "explanations/privacy/noise_from_clients"),
     *("how_to/frontier", "how_to/import_arrays", "how_to/run_a_tff_program"),
@@ -166,6 +164,7 @@ _NIGHTLY = (
     *("how_to/tune", "how_to/use_elsewhere", "how_to/use_tff_aggregators", "how_to/use_with_tff"),
     *("reference/algorithms/cvar", "reference/algorithms/kept_out_examples"),
 )
+# Pages of results repeat one another's commands with other settings, and run nightly.
 _USUAL = [
     page
     for page in _WITH_COMMANDS
@@ -213,10 +212,10 @@ def test_printed_blocks_have_a_kind(page: Path) -> None:
 def _run(
     commands: Commands, page: Path, line: str, missing: list[str], is_whole: bool
 ) -> Optional[str]:
-    """Runs a command, possibly shortened; returns its output, or None if it is not run.
+    """Runs a command, possibly shortened; returns its output, or None for a skipped command.
 
-    A command is not run if it needs missing data, or outputs of a command that was not run. These,
-    and its own outputs, are then added to `missing`.
+    Skips a command that needs missing data or a skipped command's output, and adds the missing
+    files and the command's own outputs to `missing`.
     """
     program, *arguments = shlex.split(line)
     assert program == "./run", f"{page.name}: a block of commands holds {line!r}"
@@ -236,7 +235,7 @@ def _run(
     shortened = [flag for flag in SHORTENED[command] if flag != _STREAMED or _may_stream(arguments)]
     if is_whole:
         shortened = []
-    # A command line has one value for each flag.
+    # Commands reject repeated flags.
     replaced = {flag.partition("=")[0] for flag in shortened}
     kept = [argument for argument in arguments if argument.partition("=")[0] not in replaced]
     outcome = commands(command, *kept, *shortened)
@@ -245,12 +244,12 @@ def _run(
 
 
 def _may_stream(arguments: list[str]) -> bool:
-    """Whether a command leaves the client mode open."""
+    """Whether a command can have --client_mode=streamed in addition."""
     return not any(a.startswith(("--runtime=tff", "--client_mode=")) for a in arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_links_lead_to_files_and_to_headings(page: Path) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     for name, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
         target = page.parent / name if name else page
         assert target.exists(), f"{page.name} links to {name}"
@@ -258,7 +257,7 @@ def test_links_lead_to_files_and_to_headings(page: Path) -> None:
 
 
 def _headings(page: Path) -> set[str]:
-    """Returns the fragments of a page's headings in links."""
+    """Returns the fragments with which links name a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -271,7 +270,7 @@ def test_readme_is_short() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({page.parent for page in DOCS.glob("**/index.md")}))
-def test_the_index_leads_to_every_page(folder: Path) -> None:
+def test_index_links_to_every_page(folder: Path) -> None:
     linked = re.findall(r"\]\(([^)#:]*)", (folder / "index.md").read_text())
     pages = {page.name for page in folder.glob("*") if page.is_file()} - {"index.md"}
     assert pages <= set(linked)

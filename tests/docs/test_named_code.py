@@ -1,4 +1,4 @@
-"""Pages name existing code and files, the defaults of tasks, and answers to questions."""
+"""Pages name existing code, files and defaults, and answer a newcomer's questions."""
 
 import pydoc
 import re
@@ -13,18 +13,18 @@ from tff_agnostic.program.runs.spec import resolve
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("**/*.md")])
-# Packages of the parts on the pages.
+# Packages that contain the names on the pages.
 _PACKAGES = ("tff_agnostic.computations", "tff_agnostic")
 _TABLE = re.compile(r"^\|.*\| in the code \|\n\|[-|]*\n((?:\|.*\n)+)", re.MULTILINE)
 _OBJECT = re.compile(r"`(\w+(?:\.\w+)+)`")
-# A function within an algorithm's builder.
+# An algorithm's file, and a function that is nested in its builder.
 _STEP = re.compile(r"`(\w+)`: `(\w+)`")
 _FILE = re.compile(
     r"`((?:benchmarks|binaries|configs|plan_runner|tests|tff_agnostic|tools)/[\w/.]*)`"
 )
-# A stop of a walk: its file, and a function or class there.
+# A row of a walk through the code: a file, and a function or class in it.
 _STOP = re.compile(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", re.MULTILINE)
-# Pages of algorithms with a table of `_TABLE`.
+# Algorithms whose page has the table `_TABLE`.
 _ALGORITHMS = (
     *("agnostic_fed_avg", "cvar", "delta_fl", "fed_avg", "fed_boost", "fed_prox", "q_ffl"),
     *("stochastic_afl", "term"),
@@ -32,7 +32,7 @@ _ALGORITHMS = (
 
 
 @pytest.mark.parametrize("page", [f"reference/algorithms/{name}" for name in _ALGORITHMS])
-def test_named_code_exists(page: str) -> None:
+def test_code_in_algorithm_tables_exists(page: str) -> None:
     (table,) = _TABLE.findall((DOCS / f"{page}.md").read_text())
     for row in table.splitlines():
         objects, steps = _OBJECT.findall(row), _STEP.findall(row)
@@ -50,7 +50,7 @@ def test_files_that_pages_name_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_walks_stop_at_code_that_is_there() -> None:
+def test_walks_lead_to_existing_code() -> None:
     stops = _STOP.findall((DOCS / "explanations" / "architecture.md").read_text())
     assert len(stops) > 30
     for file, name in stops:
@@ -97,17 +97,10 @@ def test_page_explains_every_task():
         assert f"### `{name}`" in text and f"| [`{name}`](#{name}) |" in text
 
 
-# --- The page of concepts, and a newcomer's questions
+# --- A newcomer's questions
 
 
-WORDS = 900
-
-
-def test_concepts_page_is_short():
-    assert len((DOCS / "concepts.md").read_text().split()) <= WORDS
-
-
-def test_newcomers_questions_have_answers():
+def test_pages_answer_a_newcomers_questions():
     table = (ROOT / "tests" / "docs" / "questions.md").read_text()
     questions = re.findall(r"^\| (.*\?) \| ([\w/]+\.md) \| (.*) \|$", table, re.MULTILINE)
     assert len({question for question, _, _ in questions}) == 20

@@ -16,14 +16,14 @@ from tests.processes import wait_until
 
 
 @pytest.mark.nightly
-def test_the_notebook_prints_what_it_is_stored_with(tmp_path):
+def test_notebook_prints_its_stored_outputs(tmp_path):
     notebook = executed(tmp_path)
     ran, kept = (
         [cell for cell in one.cells if cell.cell_type == "code"] for one in (notebook, stored())
     )
     assert [texts(cell) for cell in ran] == [texts(cell) for cell in kept]
     assert sum("image/png" in o.get("data", {}) for cell in ran for o in cell.outputs) == 2
-    # Progress is a bar, and not the lines of a log.
+    # Progress has bars instead of lines.
     bars = "".join(map(progress, ran))
     assert "60/60 [" in bars and "round 60/60" not in bars
     assert (tmp_path / "reader" / "first" / "model" / "model.keras").is_file()
@@ -39,7 +39,7 @@ def test_notebook_has_outputs_without_progress():
 
 
 @pytest.mark.slow
-def test_run_notebook_serves_it(tmp_path):
+def test_run_notebook_serves_the_tutorial(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     command = [ROOT / "run", "notebook", "--no-browser", "--allow-root", "--ServerApp.port=0"]

@@ -1,4 +1,4 @@
-"""The prose of the code does not fall back into a dialect: counts of breaches may only fall."""
+"""Breaches of the prose rules may only become fewer."""
 
 import tomllib
 
@@ -29,7 +29,7 @@ def test_what_is_had(of_run):
 
 
 @pytest.mark.slow
-def test_breaches_have_not_become_more():
+def test_breaches_do_not_increase():
     allowed = tomllib.loads(prose.COUNTS.read_text())
     more = [
         f"{folder}: {rule}: at most {allowed.get(folder, {}).get(rule, 0)}, found {number}"
@@ -40,7 +40,7 @@ def test_breaches_have_not_become_more():
     assert not more, "\n".join(more)
 
 
-def test_rules_read_every_prose_kind():
+def test_rules_find_breaches_in_every_kind():
     broken = {
         (name, text.line)
         for text in prose.texts(_MODULE)

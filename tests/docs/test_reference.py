@@ -1,4 +1,4 @@
-"""Reference pages that the site generates from the code, and the order of its pages."""
+"""Reference pages that are generated from the code, and the order of the site's pages."""
 
 import ast
 import json
@@ -26,7 +26,7 @@ def pages():
 
 
 def entries(pages, page):
-    """The texts of a page's flags, by their names."""
+    """Returns the entries of a page, by flag."""
     return {
         match[1]: f"{match[2]}\n{match[3]}"
         for match in _ENTRY.finditer(pages[f"{commands.FOLDER}/{page}.md"])
@@ -35,7 +35,7 @@ def entries(pages, page):
 
 @pytest.fixture
 def defined(monkeypatch):
-    """Returns the flags that a command defines when it starts, by its name."""
+    """A function that returns the flags which a command defines."""
     names = []
 
     def note(name, default, help_):
@@ -84,7 +84,7 @@ def test_entries_have_defaults_and_needs(pages):
     assert entry_texts["pooled"].startswith(", --nopooled\n")
 
 
-def test_argparse_commands_have_their_flags(pages):
+def test_run_plan_and_fleet_have_their_flags(pages):
     assert {"plan", "verify", "max_memory_gb"} <= set(entries(pages, "run_plan"))
     assert "Default: `2.0`." in entries(pages, "run_plan")["max_memory_gb"]
     fleet = pages[f"{commands.FOLDER}/fleet.md"]
@@ -118,12 +118,12 @@ def test_pages_follow_the_link_order():
     texts = sources.with_order({page.path: page for page in given})
     assert _order(texts["index.md"]) == ["b.md", "how_to/index.md", "a.md", "results.md"]
     assert _order(texts["how_to/index.md"]) == ["z.md", "y.md", "not_linked.md"]
-    # A folder without an index has the page of its name.
+    # results.md is the index of the folder results.
     assert _order(texts["results.md"]) == ["results/two.md", "results/one.md"]
 
 
 @pytest.mark.slow
-def test_python_reference_has_public_names_once():
+def test_python_reference_has_each_public_name_once():
     texts, files = api.pages(ROOT)
     documented = re.findall(r"^\.\. autoapi\w+:: ([\w.]+)$", "".join(texts.values()), re.MULTILINE)
     assert len(set(documented)) == len(documented)
@@ -132,7 +132,7 @@ def test_python_reference_has_public_names_once():
     for module in api.PUBLIC:
         public = sources_.public_names(module)
         assert {n for n in public if sources_.definition(module, n).directive} <= names
-    # Classes that functions return are documented with them.
+    # The page also has the classes that public functions return.
     assert {"tff_agnostic.program.FinishedRun", "tff_agnostic.program.ByGroup"} <= set(documented)
     declared = ast.parse(files["tff_agnostic/program.py"])
     (compare,) = [node for node in declared.body if getattr(node, "name", "") == "compare_runs"]

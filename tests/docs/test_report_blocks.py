@@ -51,7 +51,7 @@ def test_blocks_become_table_and_figure(tmp_path):
     assert again == text
 
 
-def test_unknown_caption_leaves_the_page(tmp_path, capsys):
+def test_unknown_caption_raises_and_keeps_the_page(tmp_path, capsys):
     with pytest.raises(BlockError, match="expected a table or figure 'error' in the report, found"):
         filled("<!-- report: error -->\n<!-- report ends -->\n", _report(), "x")
     (tmp_path / "page.json").write_text(json.dumps(_report()))

@@ -1,4 +1,4 @@
-"""The papers' experiments: their names exist, and their numbers are consistent."""
+"""The papers' experiments: valid methods, existing domains, consistent printed numbers."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ from tff_agnostic.tasks.task import Task, TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 _NAMES = list(EXPERIMENTS)
-# Domains of the data that an experiment is meant for, if the task does not fix them.
+# Domains in the experiments' data, for tasks that take any domains.
 _DOMAINS = {
     "spanish_keyboard": ("es-AR", "es-MX", "es-ES"),
     "next_word": ("ai", "beer", "matheducators"),
@@ -40,7 +40,7 @@ _SMALL = {
 
 
 def _load(experiment: Experiment, folder) -> Task:
-    """Loads the experiment's task with a minimal model."""
+    """Loads the experiment's task with a small model and one example per domain."""
     name, data_dir, data = experiment.task, None, None
     if name == "adult":
         data_dir = folder
@@ -62,7 +62,7 @@ def _load(experiment: Experiment, folder) -> Task:
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """The task of every experiment, loaded."""
+    """The loaded task of every experiment, by name."""
     return {name: _load(EXPERIMENTS[name], tmp_path_factory.mktemp(name)) for name in _NAMES}
 
 
@@ -83,7 +83,7 @@ def test_methods_are_valid_runs(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", _NAMES)
-def test_names_equal_the_tasks(name, tasks):
+def test_columns_and_targets_exist_in_the_task(name, tasks):
     experiment, domains = EXPERIMENTS[name], tasks[name].domain_names
     targets = {arm.settings.get("target_domain") for arm in experiment.arms.values()} - {None}
     assert targets <= {*domains}
@@ -100,7 +100,7 @@ def test_names_equal_the_tasks(name, tasks):
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_printed_numbers_are_consistent(name):
-    """A typing error in one of the numbers would make them inconsistent."""
+    """A typing error in one number would make the paper's numbers inconsistent."""
     experiment = EXPERIMENTS[name]
     assert {*experiment.paper.cells} <= {*experiment.measures}
     for arms in experiment.paper.cells.values():
@@ -118,7 +118,7 @@ def test_printed_numbers_are_consistent(name):
                 assert numbers["(worst)"] in (min(domains), max(domains))
 
 
-def test_missing_paper_cells_are_none():
+def test_missing_cells_of_papers_are_none():
     paper = EXPERIMENTS["emnist"].paper
     assert paper.cell("accuracy", "fed_avg", "census") == "86.3 (0.5)"
     for cell in (
@@ -130,7 +130,7 @@ def test_missing_paper_cells_are_none():
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_imports_are_valid_for_task(name, tmp_path):
+def test_import_options_are_valid(name, tmp_path):
     experiment = EXPERIMENTS[name]
     task = DEFAULTS[experiment.task].spec
     if experiment.raw_data is None:

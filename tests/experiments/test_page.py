@@ -69,9 +69,8 @@ def comparison(tmp_path) -> Comparison:
     )
 
 
-def test_table_has_our_numbers_next_to_the_paper(comparison):
-    # The columns are all examples, the planned domains, the data's other domains, and the
-    # difference.
+def test_table_shows_our_numbers_and_the_papers(comparison):
+    # Columns: all examples, the experiment's domains, the data's other domains, the difference.
     table = pages.table(_EXPERIMENT, comparison, "accuracy")
     names = [name for name in table.columns[1:] if name != "paper"]
     assert names == ["all", "phone", "watch", "tablet", "difference"]
@@ -89,7 +88,7 @@ def test_table_has_our_numbers_next_to_the_paper(comparison):
         (ArmsAsPredictors(("a", "b")), "the models of the rows a, b of the same trial."),
     ],
 )
-def test_page_has_facts_and_predictors(comparison, recipe, expected):
+def test_page_names_command_and_base_predictors(comparison, recipe, expected):
     experiment = dataclasses.replace(_EXPERIMENT, base_predictors=recipe)
     page = pages.page(experiment, comparison, "./run reproduce", ["Shortened."])
     blocks = [block for section in page.sections for block in section.blocks]
@@ -119,14 +118,14 @@ def test_client_statistics_may_be_columns(comparison):
     assert second[-2:] == ["-", "-"]
 
 
-def test_different_settings_are_listed_once():
+def test_changed_settings_are_listed_once():
     def specs(**given: Any) -> dict[str, Any]:
         return {
             arm: resolve("toy_regression", {**row.settings, **given}, {})
             for arm, row in _EXPERIMENT.arms.items()
         }
 
-    # Some settings change no number of the last evaluation.
+    # These settings do not change the last evaluation.
     looks = {"seed": 7, "evaluate_every": 3, "evaluation_clients": 2, "checkpoint_every": 1}
     assert pages.settings_that_differ(specs(**looks), _EXPERIMENT) == []
     default = specs()["fed_avg"].settings()
@@ -147,7 +146,7 @@ def test_figure_has_a_curve_for_each_method(comparison):
     assert axes.get_ylabel() == "accuracy of phone"
 
 
-def test_harder_domain_is_the_worst_by_default(comparison):
+def test_harder_domain_defaults_to_the_worst(comparison):
     for measure, expected in (("accuracy", "phone"), ("perplexity", "tablet")):
         experiment = dataclasses.replace(_EXPERIMENT, harder_domain=None, measures=(measure,))
         assert pages.harder_domain(experiment, comparison) == expected

@@ -1,4 +1,4 @@
-"""Data of experiments."""
+"""Client stores that experiments import from raw files."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_given_store_or_folder_is_unchanged(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_data_are_given_once(tmp_path):
+def test_rejects_store_and_raw_folder_together(tmp_path):
     for experiment in (_RAW, _READS_FOLDER):
         message = golden.refusal(store_path, experiment, tmp_path, tmp_path / "s.sqlite", tmp_path)
         assert message == "--data and --data_dir: expected one of them, found both"

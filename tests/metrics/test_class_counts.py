@@ -1,4 +1,4 @@
-"""Answers by class, the area under a curve, and the accuracy of constant predictors."""
+"""Class counts, area under the ROC curve, entropy, and constant predictors' accuracies."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ _BINS = 50
 
 @pytest.fixture(scope="module")
 def scored():
-    """Labels, and the bins of probabilities of class 1."""
+    """Labels, and the bin of each example's probability of class 1."""
     rng = np.random.default_rng(0)
     labels = (rng.uniform(size=400) < 0.3).astype(int)
     bins = np.clip(rng.normal(18 + 12 * labels, 9), 0, _BINS - 1).astype(int)
@@ -51,7 +51,7 @@ def test_area_needs_both_classes():
     assert area_under_curve([[3, 0], [0, 2]]) == 1.0
 
 
-def test_report_has_the_counts():
+def test_class_report_has_the_counts():
     rng = np.random.default_rng(1)
     labels, answers = rng.integers(3, size=(2, 60))
     table = metrics.confusion_matrix(labels, answers)
@@ -79,7 +79,7 @@ def test_constant_accuracy_is_the_largest_share():
         counts, {"en": 0.942, "es": 0.9, "none": None, "one class": 0.5}
     )
     assert result == {"en": (0.942, 0.945)}
-    # Three models always answer the largest class; rounding makes their mean exceed .8.
+    # By rounding, the mean of three accuracies of 0.8 is above 0.8.
     mean = np.mean([0.8] * 3)
     assert mean > 0.8 and list(no_better_than_majority({"a": [8, 2]}, {"a": mean})) == ["a"]
     assert majority_sentence(result, 4) == (

@@ -37,7 +37,7 @@ def _names(columns: Any) -> list[str]:
     return [column.name for column in columns]
 
 
-def test_training_columns_have_a_rounds_values():
+def test_training_columns_have_the_rounds_values():
     columns = TrainingColumns(QUANTITIES, {"second weight": (0, 1)}, _NAMES)
     values = columns.values(_REPORT, _WEIGHTS)
     assert values == {
@@ -54,7 +54,7 @@ def test_training_columns_have_a_rounds_values():
     assert list(values) == _names(columns.columns)
 
 
-def test_present_domains_need_counts():
+def test_quantity_that_needs_examples_needs_counts():
     present = ReportField("x", "x", per_domain=True, needs_examples=True)
     with pytest.raises(UserError, match=r"quantity .x.: expected another quantity per"):
         TrainingColumns(OrderedDict(x=present), {}, _NAMES)
@@ -162,7 +162,7 @@ def test_equal_column_names_raise_user_error(name):
     )
 
 
-def test_quantity_has_its_role():
+def test_quantity_is_found_by_role():
     result = with_role(flattened(QUANTITIES), Role.DOMAIN_WEIGHT)
     assert result is not None and result.name == "pull"
     assert with_role([ReportField("x", "x")], Role.DOMAIN_LOSS) is None

@@ -1,4 +1,4 @@
-"""Numbers of a report from the sums of an evaluation, against results by hand."""
+"""Reports from the sums of evaluations, compared with results by hand."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ _MODEL = logistic_regression(2, 3)
 def _over_clients(
     measure: str, values: Sequence[Sequence[float]], model: Model = _MODEL
 ) -> ClientDistribution:
-    """The sums of clients that have `values` in each row."""
+    """Returns the distribution over clients, whose values are given for each row."""
     grid = measure_grids(model)[measure]
     histogram = np.zeros([len(values), grid.num_bins], np.int64)
     for row, row_values in enumerate(values):
@@ -43,7 +43,7 @@ def _over_clients(
 
 
 def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
-    """The sums of clients of different sizes."""
+    """Returns the sums by size over clients with these sizes and values."""
     num_clients, total = np.zeros([24], np.int64), np.zeros([24], np.float32)
     for size, value in zip(sizes, values):
         num_clients[int(np.log2(size))] += 1
@@ -52,7 +52,7 @@ def _by_size(sizes: Sequence[int], values: Sequence[float]) -> SizeSums:
 
 
 def _report() -> EvaluationReport:
-    """A report on two clients, both without the domain watch."""
+    """Returns a report on two clients, which have no examples of the domain watch."""
     counts = np.array([4, 6, 0])
     correct = np.array([3.0, 1.5, 0.0], np.float32)
     summed = EvaluationOutput(
@@ -81,7 +81,7 @@ def report() -> EvaluationReport:
 
 
 def _resampled_losses(shift: float) -> np.ndarray:
-    """Losses in 40 replicates of six clients with one to six examples each in a single domain."""
+    """Returns 40 replicates of the loss of six clients with 1 to 6 examples of one domain."""
     rng = np.random.default_rng(3)
     weights, sizes = rng.poisson(1.0, (40, 6)), np.arange(1.0, 7.0)
     losses = sizes * (rng.uniform(0.1, 1.0, 6) + shift)
@@ -103,7 +103,7 @@ def test_constant_added_to_losses_shifts_replicates():
     np.testing.assert_allclose(_resampled_losses(-5.0), losses - 5.0, atol=1e-5)
 
 
-def test_distribution_over_clients_matches(report):
+def test_statistics_over_clients_match_hand_computation(report):
     accuracy = report.domains["phone"].measures["accuracy"]
     assert accuracy.num_clients == 2
     assert accuracy.mean == pytest.approx(0.75)
@@ -156,7 +156,7 @@ def test_tables_and_json_match(report):
         (7, None, ["phone", "tablet", "watch"], None),
     ],
 )
-def test_small_domain_is_not_counted(report, fewest, worst, left_out, difference):
+def test_small_domain_is_not_counted_as_worst(report, fewest, worst, left_out, difference):
     result = dataclasses.replace(report, worst_min_examples=fewest)
     assert result.worst_domain() == result.worst_domain("accuracy") == worst
     values = result.to_json()
@@ -196,7 +196,7 @@ def test_wide_table_splits_by_measure(report):
         assert max(map(len, lines)) <= 120
         assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
         assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
-    # The message occurs once.
+    # Only the last table is followed by the note.
     assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
 
 
@@ -210,7 +210,7 @@ def test_single_domain_has_no_difference(report):
 
 
 def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationReport:
-    """A report on clients with the cross-entropy of one word in each domain."""
+    """Returns a report on clients of one word each, whose cross-entropies are given by domain."""
     model = dataclasses.replace(_MODEL, metrics=(perplexity(5),))
     sums = np.array([sum(entropies) for entropies in cross_entropies], np.float32)
     counts = np.array([len(entropies) for entropies in cross_entropies])
@@ -250,7 +250,7 @@ def test_perplexity_statistics_are_perplexities():
     assert result["worst"]["perplexity"]["value"] == pytest.approx(1000, rel=1e-6)
     assert result["difference"]["perplexity"] == pytest.approx(900, rel=1e-6)
     assert result["overall"]["over_clients"]["perplexity"]["p50"] == pytest.approx(200, rel=0.01)
-    # The loss is the plain ratio.
+    # The loss is the mean cross-entropy.
     assert report.domains["tablet"].measures["loss"].value == pytest.approx(math.log(1000))
     percentiles = ", ".join(f"{p:.2f}" for p in phone.percentiles.values())
     assert f" 100.00 100.00 ({percentiles}) {phone.superquantile:.2f} " in " ".join(

@@ -1,4 +1,4 @@
-"""metrics.csv is exact and resumable, and tolerates an end that a crash damaged."""
+"""metrics.csv is exact and resumable, and a crash may damage its end."""
 
 import csv
 import math
@@ -135,7 +135,7 @@ _OTHER_FILES = ["a,b\n1,2\n", "\n\n", "round\n", "garbage\n" * 5]
     ("content", "end"),
     [
         ("round,loss\n1,1.0\n2,2.0\n", "2 whole rows, 1 to 2"),
-        # Damaged rows, and a last line without its end, which may lack digits.
+        # A row is missing or damaged, or the last line is truncated.
         *((f"round,loss\n1,1.0\n{row}3,3.0\n", "") for row in ("", "2\n", "2,x\n", "2,2.0,2.0\n")),
         ("round,loss\n1,1.0\n2,2.0\n3,3", "2 whole rows, 1 to 2"),
         *((content, "") for content in _OTHER_FILES),

@@ -1,4 +1,4 @@
-"""Confidence intervals, against their definitions and their nominal coverage."""
+"""Confidence intervals, compared with their definitions and their nominal coverage."""
 
 import math
 from typing import Any
@@ -22,8 +22,7 @@ _Z = 1.959963984540054
 def test_share_has_wilson_interval(share, count):
     low, high = share_interval(share, count)
     for end in (low, high):
-        # The interval contains the shares that a test of this level accepts; at its ends the test
-        # just accepts.
+        # The interval has the shares that a test of this level accepts, at its ends barely.
         assert (share - end) ** 2 == pytest.approx(_Z**2 * end * (1 - end) / count, abs=1e-12)
     assert 0 <= low <= share <= high <= 1
 
@@ -36,9 +35,9 @@ def test_invalid_share_has_no_interval(share, count):
 def test_mean_has_student_interval():
     values, clients = np.array([0.0, 0.5, 2.0]), np.array([3, 1, 4])
     sample = np.repeat(values, clients)
-    interval_ = mean_interval(values, clients, sample.mean())
+    actual = mean_interval(values, clients, sample.mean())
     scale = stats.sem(sample)
-    assert interval_ == pytest.approx(stats.t.interval(LEVEL, 7, sample.mean(), scale), rel=1e-9)
+    assert actual == pytest.approx(stats.t.interval(LEVEL, 7, sample.mean(), scale), rel=1e-9)
 
 
 @pytest.mark.parametrize("clients", [[0, 0], [1, 0], [9, 0]])
@@ -50,13 +49,13 @@ def test_equal_clients_have_no_interval(clients):
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.95])
 def test_percentile_lies_between_order_statistics(total, q):
     values = np.arange(1.0, total + 1)
-    interval_ = quantile_interval(values, np.ones(total, int), q)
+    actual = quantile_interval(values, np.ones(total, int), q)
     below = stats.binom(total, q)
     alpha = (1 - LEVEL) / 2
     # The k-th smallest value is above the quantile if fewer than k clients lie below the quantile.
     low = max((k for k in range(1, total + 1) if below.cdf(k - 1) <= alpha), default=0)
     high = min((k for k in range(1, total + 1) if below.sf(k - 1) <= alpha), default=total + 1)
-    assert interval_ == ((low, high) if low >= 1 and high <= total else None)
+    assert actual == ((low, high) if low >= 1 and high <= total else None)
 
 
 def test_small_tail_has_no_interval():
@@ -93,5 +92,5 @@ def test_intervals_cover_the_truth():
         (lambda x: superquantile_interval(x, ones, 0.1, True), math.log(10) + 1),
     ]
     for interval, truth in cases:
-        # Twenty clients are few for a skewed tail, as docs/explanations/intervals.md says.
+        # The tail has 20 clients: docs/explanations/intervals.md has their coverage.
         assert 0.88 <= _covered(interval, truth, draw) <= 0.99

@@ -1,4 +1,4 @@
-"""Intervals over test clients and seeds, against closed forms and required properties."""
+"""Intervals over test clients and seeds, compared with closed forms and by simulation."""
 
 import math
 
@@ -15,7 +15,7 @@ from tff_agnostic.metrics.intervals import (
 
 
 def _replicates(rng, values, sizes, count):
-    """Poisson replicates of the ratio of [K, C] sums to [C] sizes, and of the sizes."""
+    """Returns Poisson replicates of the ratios of sums [K, C] to sizes [C], and of the size."""
     weights = rng.poisson(1.0, (count, len(sizes)))
     by_size = weights @ sizes
     ratios = [
@@ -34,12 +34,12 @@ def test_replicates_have_a_ratios_variance():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 90, 25).astype(float)
     right = rng.binomial(sizes.astype(int), 0.7)
-    ratios_, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
+    ratios, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
     ratio = right.sum() / sizes.sum()
-    assert ratios_.mean() == pytest.approx(ratio, abs=1e-3)
+    assert ratios.mean() == pytest.approx(ratio, abs=1e-3)
     # Cochran 1977, equation 6.13, without the correction for a finite population.
     expected = np.sum((right - ratio * sizes) ** 2) / sizes.sum() ** 2
-    assert ratios_.var() == pytest.approx(expected, rel=0.05)
+    assert ratios.var() == pytest.approx(expected, rel=0.05)
     kish = sizes.sum() ** 2 / np.sum(sizes**2)
     assert effective_clients([sizes.sum()], by_size[:, None]) == pytest.approx([kish], rel=0.05)
 
@@ -51,7 +51,7 @@ def test_empty_set_has_no_replicates():
 
 
 def test_two_models_have_paired_replicates():
-    # Replicates are paired: noise that both models share cancels in differences.
+    # Noise that both models share cancels in differences.
     rng = np.random.default_rng(2)
     sizes = np.full(12, 10.0)
     right = rng.integers(0, 9, 12).astype(float)
@@ -68,7 +68,7 @@ def test_variance_matches_two_crossed_samples():
     gains += rng.normal(0, 0.5, (num_seeds, 1))
     replicates, _ = _replicates(rng, gains, np.ones(num_clients), 20_000)
     spread = combined(gains.mean(axis=1), replicates, num_clients)
-    # By sums of squares of rows, columns and residuals (Cameron, Gelbach and Miller 2011).
+    # Variances over rows, columns and both (Cameron, Gelbach and Miller 2011).
     rows = gains.mean(axis=1).var(ddof=1) / num_seeds
     columns = gains.mean(axis=0).var(ddof=1) / num_clients
     each = gains.var(axis=1, ddof=1).mean() / num_clients
@@ -90,7 +90,7 @@ def test_interval_over_seeds_equals_students():
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e9])
 def test_rounding_errors_have_no_interval(scale):
-    # Each trial gains a tenth, up to rounding errors.
+    # Each trial gains 0.1, up to rounding errors.
     gains = scale * (np.array([0.8, 0.9, 0.5]) - np.array([0.7, 0.8, 0.4]))
     assert np.ptp(gains) > 0
     spread = combined(gains, None, 50, magnitude=0.9 * scale)

@@ -1,4 +1,4 @@
-"""Made-up run folders, and a reader of their pages; without TensorFlow."""
+"""Made-up run folders, and a reader of their pages, without TensorFlow."""
 
 import csv
 import json
@@ -77,7 +77,7 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
 
 
 def two_classes(domains: Sequence[str]) -> dict[str, Any]:
-    """Returns the counts of a model with two classes in result.json."""
+    """Returns the class counts in result.json of a model with two classes."""
     rng = np.random.default_rng(0)
     tables = {name: rng.integers(1, 9, size=(2, 2)).tolist() for name in domains}
     return {
@@ -87,7 +87,7 @@ def two_classes(domains: Sequence[str]) -> dict[str, Any]:
 
 
 def many_classes(domains: Sequence[str]) -> dict[str, Any]:
-    """Returns the counts of a model with 30 classes in result.json."""
+    """Returns the class counts in result.json of a model with 30 classes."""
     right = np.random.default_rng(0).integers(0, 9, size=30)
     counts = {"examples": right + 2, "answers": right + 1, "right_answers": right}
     by_class = {key: values.tolist() for key, values in counts.items()}
@@ -98,7 +98,7 @@ def many_classes(domains: Sequence[str]) -> dict[str, Any]:
 
 
 def one_set(rng: np.random.Generator, num_examples: int) -> dict[str, Any]:
-    """Returns the numbers of a domain in result.json."""
+    """Returns a domain's entry in result.json."""
     values = {"loss": rng.random() * 3, "accuracy": rng.random(), "perplexity": rng.random() * 99}
     over_clients = {
         m: {"num_clients": 12, "mean": v, "p10": v / 2, "p90": v, "superquantile": v * 0.9}
@@ -117,7 +117,7 @@ def one_set(rng: np.random.Generator, num_examples: int) -> dict[str, Any]:
 
 
 def client_values(rng: np.random.Generator) -> dict[str, Any]:
-    """Returns the distribution over clients in result.json; None for infinite values."""
+    """Returns a measure's entry of `client_values` in result.json; None is infinite."""
     values = [*np.sort(rng.random(5)).round(3).tolist(), None]
     return {
         "histogram": {"value": values, "clients": [3, 4, 5, 6, 7, 5]},
@@ -126,7 +126,7 @@ def client_values(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def about(domains: Sequence[str], **changes: Any) -> dict[str, Any]:
-    """Returns the description of a run in result.json."""
+    """Returns the entry `about` of result.json; `changes` replace its entries."""
 
     def quantity(name: str, **more: Any) -> dict[str, Any]:
         usual = {"per_domain": True, "unit": "none", "higher_is_better": False, "role": "none"}
@@ -177,7 +177,7 @@ def write_run(
     columns: Optional[Mapping[str, Sequence[float]]] = None,
     **config: Any,
 ) -> Path:
-    """Writes the folder of a run with a result.json; `config` has its settings."""
+    """Writes a run folder with this result.json, and with `config` in config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(content))
     settings = {"format": FORMAT, "task": content["task"], "rounds": content.get("rounds")}
@@ -209,9 +209,9 @@ class Reader(HTMLParser):
     """A page as a browser reads it.
 
     Attributes:
-        data: The numbers.
-        names: Texts of the elements that isolate names.
-        images: Addresses of the images.
+        data: Numbers of the <data> elements.
+        names: Texts of the <bdi> elements, which isolate names.
+        images: Sources of the <img> elements.
         text: All text except the style.
     """
 
@@ -238,7 +238,7 @@ class Reader(HTMLParser):
         # The page has no scripts, and loads nothing from elsewhere.
         assert not any(name.startswith("on") for name in values)
         assert values.get("src", "data:").startswith("data:")
-        # Links refer to places on the page.
+        # Links lead to places on the same page.
         assert values.get("href", "#").startswith("#")
         assert tag not in ("script", "iframe", "object", "form", "base")
         self.elements.add(tag)
@@ -280,10 +280,10 @@ def all_numbers(content: Any) -> set[float]:
 
 
 def reads_as(datum: Datum) -> bool:
-    """Returns whether the text of a number is its rounded value; shares may be in percent."""
+    """Whether a number's text is its rounded value, or the value in percent."""
     if datum.value is None:
         return datum.text == "-"
-    # Before a standard deviation or an interval.
+    # A standard deviation or an interval may follow.
     text = datum.text.split(" ")[0]
     decimals, shown = len(text.partition(".")[2]), float(text)
     half = 0.5000001 * 10.0**-decimals if "e" not in text else 0.001 * abs(datum.value)

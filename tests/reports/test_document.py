@@ -1,4 +1,4 @@
-"""A page as text, HTML and JSON."""
+"""Pages as text, HTML and JSON."""
 
 import dataclasses
 import json
@@ -58,11 +58,11 @@ _PAGE = Page(
         (Number(None), "-"),
     ],
 )
-def test_number_is_rounded_as_text(number, text):
+def test_number_has_rounded_text(number, text):
     assert number.text == text
 
 
-def test_terminal_has_its_sections_only():
+def test_terminal_text_omits_other_sections():
     text = to_terminal(_PAGE)
     assert text.startswith("One.\n\nTwo.\n\naccuracy, %\ndomain    a|b\n")
     assert "81.3 (0.5) [80.0, 83.0]\ny         80.0 ~\nA note.\n1 more row is in page.json." in text

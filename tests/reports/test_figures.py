@@ -45,7 +45,7 @@ _LOSS = ReportField("test/loss", "loss on the test clients", per_domain=True)
 
 
 def _draw(figure: Any) -> str:
-    """Returns the SVG of a drawn figure."""
+    """Draws a figure, and returns its SVG."""
     return svg(Figure("", lambda: figure))
 
 
@@ -71,7 +71,7 @@ def test_curves_connect_known_rounds():
     [
         (Unit.NONE, [np.inf, 9e3, 100.0, 50.0], "linear", 3),
         (Unit.FACTOR, [np.inf, 9e3, 100.0, 50.0], "log", 3),
-        # Within one decade matplotlib has few labels.
+        # Within a decade, matplotlib would draw few labels.
         (Unit.FACTOR, [60.0, 57.0, 56.5, 56.4], "log", 3),
     ],
 )
@@ -92,7 +92,7 @@ def test_factors_have_log_axes(unit, curve, scale, labels):
 def test_series_have_distinct_looks():
     looks = [look(i) for i in range(77)]
     assert len({(style.color, style.marker) for style in looks}) == 77
-    # Prints have no colours.
+    # In black and white, markers must differ.
     assert len({style.marker for style in looks[:10]}) == 10
 
 
@@ -198,7 +198,7 @@ def test_domain_figure_draws_the_worst_domains(unit):
     assert "$two$" in _draw(figure)
 
 
-def test_legend_takes_no_room_from_domains():
+def test_legend_does_not_shrink_domain_axes():
     values = {f"domain {k}": Estimate(k / 3) for k in range(3)}
     heights = []
     for count in (1, 3):

@@ -31,14 +31,14 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.reports import html as reports_html
 from tff_agnostic.program.reports.run_page import with_results_kept, write_run_report
 
-# More domains than a figure draws, and letters that its font lacks.
+# More domains than a figure draws, some with letters that its font lacks.
 _LONG = [f"a region with a rather long name, number {k} of many" for k in range(30)]
 _THIRTY = (*_LONG[: 30 - len(AWKWARD)], *AWKWARD)
 
 
 @pytest.fixture
 def without_pictures(monkeypatch):
-    """Figures take most of the time, and have separate tests."""
+    """Draws no figures, which are slow and have separate tests."""
     monkeypatch.setattr(reports_html, "svg", lambda figure: "<svg/>")
 
 
@@ -68,7 +68,7 @@ def _cases() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(_cases()))
-def test_page_has_the_results_numbers(tmp_path, without_pictures, name):
+def test_page_shows_the_results_numbers(tmp_path, without_pictures, name):
     content = _cases()[name]
     folder = write_run(tmp_path, content)
     page = Reader(write_run_report(folder).read_text(encoding="utf-8"))
@@ -131,8 +131,7 @@ def test_thirty_domains_stay_a_small_page(tmp_path):
     first, second = (write_run_report(tmp_path).read_bytes() for _ in range(2))
     assert first == second and len(first) < 1_000_000
     page = Reader(first.decode())
-    # Figures of domains and of clients for each measure, and of the loss and lambda over the
-    # rounds.
+    # A figure of domains and one of clients per measure, and curves of the loss and lambda.
     assert len(page.images) == 2 * len(MEASURES) + 2
     seen = ""
     for address in page.images:
@@ -201,7 +200,7 @@ def test_flawless_run_has_no_warnings(tmp_path, without_pictures):
     assert "what-to-know-first" not in page.ids
 
 
-def test_page_has_warnings(tmp_path, without_pictures):
+def test_page_warns_about_each_problem(tmp_path, without_pictures):
     few = _flawless()
     few["domains"]["a"]["num_examples"] = 99
     few["domains"]["a"]["over_clients"]["loss"]["num_clients"] = 9
@@ -238,7 +237,7 @@ def test_page_has_warnings(tmp_path, without_pictures):
         assert sentence in _warnings(tmp_path / str(i), content, **more), sentence
 
 
-def test_page_has_server_guarantees(tmp_path, without_pictures):
+def test_page_states_what_the_server_learns(tmp_path, without_pictures):
     security = {"plain": [], "secure": ["a", "b", "c"]}
     secure = result(["a"], about=about(["a"], security=security))
     cases = [

@@ -1,4 +1,4 @@
-"""The verdict of a run with made-up numbers, whose intervals are closed forms."""
+"""The verdict of a run with made-up numbers, whose intervals have closed forms."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tff_agnostic.program.reports.run_record import RunRecord
 from tff_agnostic.program.reports.run_verdict import run_verdict
 
 _NAMES = ("good", "open", "bad", "few")
-# Two classes: always answering the first has 60% in each domain.
+# A constant answer has accuracy 60% in each domain.
 _COUNTS = {name: [60, 40] for name in _NAMES}
 _ACCURACIES = {"good": 0.9, "open": 0.62, "bad": 0.4, "few": 0.9}
 _CLIENTS = np.array([25.0, 25.0, 25.0, 2.0, 77.0])
@@ -41,7 +41,7 @@ def _ends(change: float) -> str:
     return f"95% interval {100 * (change - half):+.1f} to {100 * (change + half):+.1f}"
 
 
-def test_verdict_names_worse_better_and_unmeasured():
+def test_verdict_names_worse_better_and_uncertain_domains():
     worst, overall, worse, better, unknown, few, largest, scope, note, what_next = run_verdict(
         _run()
     )
@@ -86,7 +86,7 @@ def test_constant_worst_domain_has_wilson_interval():
     run = _run({**_ACCURACIES, "bad": 0.0})
     drawn = run.resampled.values["accuracy"]
     drawn[:, 2] = 0.0
-    # Variation of the value over all examples does not concern the domain.
+    # The value over all examples varies, which must not change the domain's interval.
     drawn[:, -1] = 0.7 + 0.01 * np.random.default_rng(1).normal(size=len(drawn))
     z_squared = stats.norm.ppf(1 - 0.025 / 4) ** 2
     high = 100 * (z_squared / (25 + z_squared) - 0.7)
@@ -94,7 +94,7 @@ def test_constant_worst_domain_has_wilson_interval():
 
 
 def test_equal_clients_have_wilson_interval():
-    # Wilson's of 25, for four domains: its lower end is 1 / (1 + z^2 / 25).
+    # The lower end of Wilson's interval for 25 right clients of 25 is 1 / (1 + z^2 / 25).
     low = 100 / (1 + stats.norm.ppf(1 - 0.025 / 4) ** 2 / 25) - 60
     expected = f"good: 100.0% against 60.0%, +40.0 points (95% interval {low:+.1f} to +40.0)"
     assert expected in " ".join(run_verdict(_run({**_ACCURACIES, "good": 1.0}, error=0.0)))
@@ -133,7 +133,7 @@ def test_single_class_domains_lack_majority_warnings():
     assert not any("most frequent" in line for line in rest)
 
 
-def test_one_domain_is_not_the_worst():
+def test_single_domain_is_not_the_worst():
     result = made_up.result(["all of them"])
     measures = {"loss": Measure("loss", Unit.NONE, False)}
     lines = run_verdict(RunRecord(result, {}, {}, {}, measures))

@@ -1,4 +1,4 @@
-"""The wheel, the lock and the version, as an installer sees them."""
+"""The wheels, the locks and the version, as an installer sees them."""
 
 import ast
 import configparser
@@ -28,7 +28,7 @@ def project():
 
 
 def version():
-    # The build reads the version from the text, without an import.
+    # As the build does, read the version without an import.
     for node in ast.parse((ROOT / "tff_agnostic/__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return ast.literal_eval(node.value)
@@ -48,7 +48,7 @@ def test_version_matches_changelog_and_citation():
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """The wheels that `./run build` makes, opened: the package's, plan_runner's and fleet's."""
+    """The opened wheels of `./run build`: the package's, plan_runner's and fleet's."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
     # Simultaneous checks may write caches, and the build downloads uv if it is missing.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".uv"}
@@ -85,7 +85,7 @@ def test_wheel_has_modules_and_configurations_only(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = folder_modules("tff_agnostic")
     expected |= {f"tff_agnostic/{path}" for path in folder_modules("binaries")}
-    # These modules are used without the others.
+    # The wheel also has these packages, which can be installed alone.
     expected |= folder_modules("plan_runner") | folder_modules("fleet")
     assert {name for name in names if name.endswith(".py")} == expected
     assert {name.split("/")[0] for name in names} == {"fleet", "plan_runner", "tff_agnostic"}
@@ -104,7 +104,7 @@ def test_wheel_has_modules_and_configurations_only(wheel):
         (2, "fleet", {"fleet/requirements.lock"}, "tff-agnostic-plan-runner"),
     ],
 )
-def test_a_small_wheel_holds_one_package(wheels, wheel, number, folder, more, needs):
+def test_small_wheels_have_one_package(wheels, wheel, number, folder, more, needs):
     small = wheels[number]
     names = {name for name in small.namelist() if ".dist-info/" not in name}
     shared = {name for name in wheel.namelist() if name.startswith(f"{folder}/")}
@@ -140,7 +140,7 @@ def test_wheel_has_metadata_licence_and_program(wheel, project):
 
 
 def imported(folder):
-    """Yields the imports of a folder's modules: (file and line, top of the module's name)."""
+    """Yields (file and line, top-level package) of each import in a folder."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -154,8 +154,8 @@ def imported(folder):
 
 
 def test_binaries_do_not_import_one_another():
-    # They are `binaries.train` in a checkout and `tff_agnostic.binaries.train` once installed, and
-    # Bazel runs them as files: only what lies in tff_agnostic has one name everywhere.
+    # Their names differ: `binaries.train` in a checkout, `tff_agnostic.binaries.train` once
+    # installed. Bazel runs them as files.
     assert [place for place, name in imported("binaries") if name == "binaries"] == []
 
 
@@ -170,7 +170,7 @@ def test_package_list_is_complete(project):
     assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
-# Modules whose package has another name.
+# Distributions whose name is not that of the module.
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",
@@ -184,8 +184,8 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.slow
-def test_every_package_imported_is_asked_for(project):
-    """Installed modules must not import benchmarks either, which are not installed."""
+def test_every_imported_package_is_a_dependency(project):
+    """Installed modules must not import benchmarks, which are not installed."""
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
     for extra in project["project"]["optional-dependencies"].values():
         asked |= {Requirement(text).name for text in extra}
@@ -207,7 +207,7 @@ PACKAGE, DOCS = "requirements.lock", "requirements-docs.lock"
 
 
 def locked(lock):
-    """The requirements of a lock, each with its hashes."""
+    """Yields the requirements of a lock, each with its hashes."""
     logical = (ROOT / lock).read_text().replace("\\\n", " ")
     lines = [line.strip() for line in logical.splitlines()]
     for line in lines:
@@ -230,7 +230,7 @@ def environment(python):
 
 
 @pytest.mark.parametrize("lock", [PACKAGE, DOCS])
-def test_lock_pins_packages_by_hashes_without_places(lock):
+def test_locks_pin_hashes_and_name_no_index(lock):
     text = (ROOT / lock).read_text()
     assert "#    ./run lock\n" in text
     assert "://" not in text and "-url" not in text
@@ -245,7 +245,7 @@ def test_lock_pins_packages_by_hashes_without_places(lock):
 
 
 def pins(lock, python):
-    """Returns the versions that a lock has for a CPython, by name."""
+    """Returns the versions that a lock pins for a version of CPython, by package."""
     here, versions = environment(python), {}
     for requirement, _ in locked(lock):
         if requirement.marker is None or requirement.marker.evaluate(here):
@@ -259,7 +259,7 @@ def pins(lock, python):
 @pytest.mark.parametrize(
     ("lock", "python"), [(DOCS, "3.11"), *((PACKAGE, f"3.{minor}") for minor in (11, 12, 13))]
 )
-def test_a_lock_satisfies_what_the_project_needs(project, lock, python):
+def test_locks_satisfy_the_projects_requirements(project, lock, python):
     if lock == DOCS:
         needed = project["dependency-groups"]["docs"]
     else:
@@ -278,12 +278,12 @@ def test_a_lock_satisfies_what_the_project_needs(project, lock, python):
     ("python", "tensorflow", "tff"),
     [("3.11", "2.14.1", "0.87.0"), ("3.12", "2.21.0", None), ("3.13", "2.21.0", None)],
 )
-def test_the_lock_has_both_platforms(python, tensorflow, tff):
+def test_lock_has_both_versions_of_tensorflow(python, tensorflow, tff):
     versions = pins(PACKAGE, python)
     assert (versions["tensorflow"], versions.get("tensorflow-federated")) == (tensorflow, tff)
 
 
-def test_a_python_is_refused_as_pip_refuses_it(project):
+def test_package_rejects_the_pythons_that_pip_rejects(project):
     asked = SpecifierSet(project["project"]["requires-python"])
     for minor in range(9, 16):
         refusal = python_version_error((3, minor))
@@ -292,7 +292,7 @@ def test_a_python_is_refused_as_pip_refuses_it(project):
     assert "TensorFlow 2.21 has no wheels" in refusal
 
 
-def test_plain_pip_finds_a_platform_without_tff(project):
+def test_plain_dependencies_do_not_need_tff(project):
     """TFF's pins fit one release of TensorFlow and no CPython above 3.11."""
     for text in project["project"]["dependencies"]:
         requirement = Requirement(text)
@@ -305,7 +305,7 @@ def test_plain_pip_finds_a_platform_without_tff(project):
     assert not any(one.marker.evaluate(on_3_12) for one in reference)
 
 
-def test_a_checkout_says_its_commit():
+def test_checkout_commit_equals_gits():
     if not (ROOT / ".git").exists():
         assert checkout_commit() == {}
         return

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).absolute().parents[2]
 
-# Nothing else of this machine is on PATH, so that `run` does not see its uv and its Pythons.
+# The only programs on PATH, so that `run` finds no uv and no Python of this machine.
 _TOOLS = (
     "awk",
     "basename",
@@ -27,7 +27,7 @@ _TOOLS = (
     "mkdir",
     "readlink",
 )
-# A substitute for uv, which creates a link as the environment and installs nothing.
+# A substitute for uv, which links to this Python and installs nothing.
 _UV = """#!/usr/bin/env bash
 echo "$*" >>"$STATE/uv"
 if [[ $1 == venv ]]; then
@@ -71,7 +71,6 @@ class Checkout:
         (self.bin / name).chmod(0o755)
 
     def start(self, *arguments, command=None, environment=(), **options):
-        """Starts `run`."""
         ours = {"PATH": str(self.bin), "STATE": str(self.state), "REAL_PYTHON": sys.executable}
         return subprocess.Popen(
             [command or self.root / "run", *arguments],
@@ -90,25 +89,25 @@ class Checkout:
         return process.returncode, output, errors
 
     def calls(self) -> list[str]:
-        """Returns the arguments of uv, a line for each call."""
+        """Returns the arguments of each call of uv."""
         return (self.state / "uv").read_text().splitlines()
 
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Checkout:
-    """Returns a checkout on a machine with neither uv nor a Python."""
+    """A checkout on a machine with neither uv nor a Python."""
     return Checkout(tmp_path)
 
 
 @pytest.fixture
 def checkout(bare: Checkout) -> Checkout:
-    """Returns a checkout on a machine with uv."""
+    """A checkout on a machine with uv."""
     bare.add("uv", _UV)
     return bare
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_help_lists_commands_without_an_environment(bare, arguments):
+def test_help_needs_no_environment(bare, arguments):
     status, output, _ = bare.run(*arguments)
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert status == 0 and "train Trains a model" in lines
@@ -117,7 +116,7 @@ def test_help_lists_commands_without_an_environment(bare, arguments):
 
 
 @pytest.mark.parametrize("command", ["tran", "_private", "../run", "*", ""])
-def test_unknown_command_is_refused(bare, command):
+def test_rejects_unknown_command(bare, command):
     status, output, errors = bare.run(command)
     assert (status, output) == (2, "")
     assert errors == f"run: no command '{command}' ('./run help' lists them)\n"
@@ -130,7 +129,7 @@ def test_missing_uv_and_pip_are_reported(bare):
     assert errors.startswith("run: needs uv, or a Python 3 with pip") and errors.count("\n") == 1
 
 
-def test_pip_gets_uv(bare):
+def test_run_gets_uv_by_pip(bare):
     python = """#!/usr/bin/env bash
 while (($#)); do [[ $1 != --target ]] || target=$2; shift; done
 [[ -z ${target:-} ]] || { mkdir -p "$target/bin" && cp "$STATE/stub" "$target/bin/uv"; }
@@ -142,7 +141,7 @@ while (($#)); do [[ $1 != --target ]] || target=$2; shift; done
     assert (bare.root / ".uv" / "bin" / "uv").is_file()
 
 
-def test_the_first_use_alone_sets_up(checkout):
+def test_only_the_first_use_sets_up(checkout):
     status, output, errors = checkout.run("train")
     assert status == 0 and json.loads(output)
     assert errors.startswith("run: setting up .venv from requirements.lock (")
@@ -152,7 +151,7 @@ def test_the_first_use_alone_sets_up(checkout):
     assert "--require-hashes" in installed and installed.endswith("requirements.lock")
 
 
-def test_a_failed_set_up_is_continued(checkout):
+def test_next_use_continues_a_failed_setup(checkout):
     (checkout.state / "install_fails").touch()
     status, output, errors = checkout.run("train")
     assert (status, output) == (1, "")
@@ -162,14 +161,14 @@ def test_a_failed_set_up_is_continued(checkout):
     assert len(checkout.calls()) == 3
 
 
-def test_another_lock_is_installed(checkout):
+def test_changed_lock_is_installed(checkout):
     checkout.run("setup")
     (checkout.root / "requirements.lock").write_text("one==2\n")
     checkout.run("setup")
     assert len(checkout.calls()) == 3
 
 
-def test_todays_platform_has_its_own_environment(checkout):
+def test_platform_of_today_has_a_separate_environment(checkout):
     assert checkout.run("train", environment={"TFF_AGNOSTIC_PLATFORM": "today"})[0] == 0
     assert not (checkout.root / ".venv").exists()
     assert "--python cpython@3.13" in checkout.calls()[0]
@@ -178,7 +177,7 @@ def test_todays_platform_has_its_own_environment(checkout):
     assert (status, errors) == (2, expected)
 
 
-def test_arguments_input_and_exit_status_pass_unharmed(checkout):
+def test_arguments_input_and_exit_status_stay_unchanged(checkout):
     arguments = ["--name=a b", "", "*", "$HOME", "it's", '"', "--", "-x", "a\nb", "\\"]
     environment = {"EXIT_CODE": "77", "PYTHONPATH": "/mine"}
     status, output, _ = checkout.run("train", *arguments, text="a\nb\n", environment=environment)
@@ -186,7 +185,7 @@ def test_arguments_input_and_exit_status_pass_unharmed(checkout):
     assert (status, json.loads(output)) == (77, expected)
 
 
-def test_it_works_through_symlinks(checkout):
+def test_run_works_through_symlinks(checkout):
     direct = checkout.state / "tff run"
     direct.symlink_to(checkout.root / "run")
     relative = checkout.bin / "again"

@@ -1,4 +1,4 @@
-"""Imports of commands before their work."""
+"""Imports of commands before they start to work, and platforms without TFF."""
 
 import os
 import signal
@@ -70,13 +70,13 @@ def test_closed_help_pipe_shows_no_traceback():
 
 
 @pytest.mark.slow
-def test_a_refused_flag_loads_no_large_package():
-    # A flag without effect is refused last, after unknown flags and numbers out of range.
+def test_rejected_flag_loads_no_large_package():
+    # Flags without effect are rejected last, after unknown flags and numbers out of range.
     assert _loaded("train", "--task=digits", "--algorithm=fed_avg", "--window=3") == []
 
 
 @pytest.mark.slow
-def test_ineffective_absl_flags_are_refused():
+def test_rejects_ineffective_absl_flags():
     done = subprocess.run(
         [sys.executable, "-m", "binaries.train", "--only_check_args"],
         cwd=ROOT,
@@ -115,7 +115,7 @@ def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProces
 
 @pytest.mark.nightly
 def test_plain_private_run_needs_no_tff(tmp_path):
-    """This includes the check that the key of the noise is not sent, also with two steps."""
+    """A private run checks that no step sends clients the noise key, without TFF too."""
     private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
     algorithm = ("--algorithm=delta_fl", "--threshold=survey")
     done = _train_without_tff(tmp_path / "run", *private, *algorithm)
@@ -124,7 +124,7 @@ def test_plain_private_run_needs_no_tff(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_line_says_how_to_get_tff(tmp_path):
+def test_missing_tff_error_says_how_to_install(tmp_path):
     done = _train_without_tff(tmp_path / "run", "--aggregation=secure")
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -132,7 +132,7 @@ def test_one_line_says_how_to_get_tff(tmp_path):
     assert "./run without TFF_AGNOSTIC_PLATFORM, or" in line
 
 
-# Foreign packages with side effects are loaded first.
+# Other packages, which change the process state, are imported first.
 _GLOBAL_STATE = """
 import importlib, logging, os, pkgutil, random, signal, sys, threading, warnings
 import dp_accounting, h5py, jinja2, matplotlib.pyplot, numpy, optuna, ray, scipy.stats, sklearn

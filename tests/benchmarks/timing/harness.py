@@ -31,7 +31,6 @@ def command(behaviour: str) -> list[str]:
 
 
 def fake(behaviour: str, title: Optional[str] = None) -> Contestant:
-    """Returns a fake side as a contestant."""
     return Contestant(title or behaviour, TINY.describe(), lambda: command(behaviour))
 
 
@@ -42,6 +41,5 @@ def protocol(
     round_limit: float = 60.0,
     messages: Optional[list[str]] = None,
 ) -> Protocol:
-    """Returns a quick protocol."""
     say = (messages if messages is not None else []).append
     return Protocol(rounds, repeats, round_limit, folder, say)

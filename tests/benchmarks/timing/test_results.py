@@ -1,4 +1,4 @@
-"""Numbers and tables from known timings."""
+"""Numbers and tables from known timings, and the costs of the workloads."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def report(workload):
 
 @golden.text
 def test_page_and_json(report):
-    """Medians and ratios over all repetitions, and every round."""
+    """The page has medians and ratios over all repetitions; the JSON has every round."""
     return f"{report.markdown()}\n{json.dumps(report.to_json(), indent=1)}"
 
 
@@ -77,7 +77,7 @@ def test_failed_side_is_not_compared(report, workload):
     assert "GFLOP" not in Report("", "", report.machine, "", [failed], None).markdown()
 
 
-# --- Pages with a section that a command writes
+# --- Pages in which a command replaces one section
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,7 +88,7 @@ def path(tmp_path):
     return tmp_path / "page.md"
 
 
-def test_only_the_section_changes(path):
+def test_replacing_changes_only_the_section(path):
     path.write_text(f"# Före\n\n{BEGIN}\nold\n\nolder\n{END}\n\nafter\n")
     for text in ("one\n", "    two\n\nthree\n"):
         Page(path).replace_section(text)
@@ -119,12 +119,12 @@ def test_rejects_unreadable_page(path, content, reason):
         Page(path).check()
 
 
-# --- The sizes of the workloads, their data, and the operations that they cost
+# --- Sizes, data and operations of the workloads
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_our_model_fits_the_workload(name):
+def test_our_model_has_the_workloads_size(name):
     workload = WORKLOADS[name]
     model = MODELS[workload.model](workload)
     assert model.num_parameters == workload.parameters
@@ -133,7 +133,7 @@ def test_our_model_fits_the_workload(name):
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_clients_have_the_workloads_shape(name):
+def test_clients_have_the_workloads_shapes(name):
     workload = WORKLOADS[name]
     clients = make_clients(workload)
     assert len(clients) == workload.clients
@@ -151,7 +151,7 @@ def test_clients_have_the_workloads_shape(name):
 
 def test_softmax_regression_products():
     workload = logistic(clients=7)
-    # Products of the domain pass, and of each step's scores and gradient of the matrix.
+    # Matrix products of the domain pass, and of each step's scores and gradient.
     assert round_products(workload) == [
         Product(m=40, k=60, n=10, count=1, batch=7),
         Product(m=10, k=60, n=10, count=4, batch=7),
@@ -174,7 +174,7 @@ def test_step_costs_three_forward_passes(name):
     assert total_flops(round_products(workload)) == 2 * examples * (4 * forward - first)
 
 
-def test_operands_have_the_products_shape():
+def test_operands_have_the_products_shapes():
     left, right = operands(Product(m=2, k=3, n=4, count=1, batch=5))
     assert (left.shape, right.shape) == ((5, 2, 3), (5, 3, 4))
     left, right = operands(Product(m=2, k=3, n=4, count=9))

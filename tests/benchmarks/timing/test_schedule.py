@@ -1,4 +1,4 @@
-"""Sides in turn: order of rounds, counted seconds, and failures."""
+"""Timing schedules: order of rounds, counted seconds, failures, and peers' environments."""
 
 import subprocess
 
@@ -33,7 +33,7 @@ def test_side_runs_its_fastest_setting(tmp_path):
     assert len(side.rounds) == 6
 
 
-# Failures in a round, and before the first round.
+# A failure in a round, and a failure before the first round.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "message"),
@@ -89,7 +89,7 @@ def test_sides_take_turns(tmp_path, monkeypatch):
     assert turns == [*names, *third, *names, *third[:3]]
 
 
-# --- How rounds grow: comparisons with the base, and the memory of a long run
+# --- Growth with the number of clients and of rounds
 
 
 PLAN = ScalePlan(
@@ -98,7 +98,7 @@ PLAN = ScalePlan(
 
 
 class Fake:
-    """Stands in for a `SideSpec`."""
+    """A `SideSpec` that starts a fake side."""
 
     def __init__(self, behaviour):
         self._behaviour = behaviour
@@ -109,7 +109,7 @@ class Fake:
 
 
 @pytest.mark.nightly
-def test_cohorts_are_compared_with_the_second(tmp_path):
+def test_cohorts_are_compared_with_the_second_cohort(tmp_path):
     result = measure_scale(Fake("sleepy"), PLAN, protocol(tmp_path, rounds=2, repeats=1))
     assert result.failures() == []
     assert [len(cohort.side.rounds) for cohort in result.cohorts] == [2, 2, 2]
@@ -121,7 +121,7 @@ def test_cohorts_are_compared_with_the_second(tmp_path):
 
 
 @pytest.mark.nightly
-def test_growth_is_between_first_and_last_look(tmp_path):
+def test_memory_growth_is_from_first_to_last_look(tmp_path):
     long_run = measure_scale(Fake("grows"), PLAN, protocol(tmp_path, rounds=1, repeats=1)).long_run
     assert list(long_run.memory_bytes) == [2, 4, 6]
     # Four rounds of 20 MB.
@@ -137,7 +137,7 @@ def test_scale_reports_a_failure(tmp_path):
     assert result.long_run.growth_bytes is None
 
 
-# --- Environments of peers: made once, and a failure is one line
+# --- Environments of peers
 
 
 @pytest.fixture
