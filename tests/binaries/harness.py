@@ -176,6 +176,12 @@ def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
     return trial_specs(actual, given_arms(actual))
 
 
+def assert_same_numbers(run: Path, expected: Path) -> None:
+    """Asserts that two run folders have equal metrics.csv and result.json."""
+    for name in ("metrics.csv", "result.json"):
+        assert (run / name).read_bytes() == (expected / name).read_bytes(), name
+
+
 def model_weights(run: Path) -> list[np.ndarray]:
     """Returns the weights of the main model in a run's newest checkpoint."""
     return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])

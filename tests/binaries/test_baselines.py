@@ -331,29 +331,3 @@ def test_rejects_store_without_held_out_clients(call: Caller, tmp_path):
     assert "expected a store with clients in the split heldout" in message
     assert "--split=train:0.8,heldout:0.1,test:0.1" in message
     assert not (tmp_path / "run" / "config.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "printed"),
-    [
-        (("--lambda_baselines=1,2",), "expected 10 numbers, one per domain, found 2"),
-        (
-            ("--lambda_baselines=1,2", "--lambda_baseline_losses=heldout"),
-            "has no effect with numbers in --lambda_baselines",
-        ),
-        (
-            ("--lambda_baselines=own", "--privacy=central", "--noise_multiplier=1"),
-            "--lambda_baselines: expected numbers with --privacy=central",
-        ),
-        (
-            ("--task=toy_regression", "--lambda_baselines=own"),
-            "expected a task with held-out clients",
-        ),
-    ],
-)
-def test_rejects_invalid_baselines(call: Caller, tmp_path, flags, printed):
-    outcome = call(train, "--task=digits", *flags, f"--output_dir={tmp_path / 'run'}")
-    assert outcome.status != 0
-    (line,) = [text for text in outcome.err.splitlines() if "baselin" in text]
-    assert printed in line
-    assert not (tmp_path / "run" / "config.json").exists()

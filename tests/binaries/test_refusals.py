@@ -13,6 +13,8 @@ from binaries import compare, evaluate, train
 from tests.algorithms.user_files import write_by_size
 from tests.binaries.harness import ROOT, TOY, Caller
 
+_NUMBERS = "--lambda_baselines=1,2"
+_CENTRAL = "--privacy=central --noise_multiplier=1"
 _TFF = "--runtime=tff --update_aggregator="
 # Arguments of `train`, the beginning of the message, and another part of the message.
 _TRAIN = [
@@ -32,6 +34,10 @@ _TRAIN = [
     ("--runtime=ray --ray_address=head", "--ray_address: expected local, auto or HOST:PORT", ""),
     ("--algorithm=stochastic_afl --lambda_update=cvar", "--lambda_update: ", "found cvar"),
     ("--lambda_update=cvar --lambda_set=ball", "--lambda_set: expected simplex", ""),
+    ("--lambda_baselines=1,2", "--lambda_baselines: expected 10 numbers, one per domain", "2"),
+    (f"{_NUMBERS} --lambda_baseline_losses=heldout", "--lambda_baseline_losses has no eff", ""),
+    (f"--lambda_baselines=own {_CENTRAL}", "--lambda_baselines: expected numbers with ", "central"),
+    ("--task=toy_regression --lambda_baselines=own", "--lambda_baselines", "held-out clients"),
     ("--algorithm=delta_fl --theta=0.5,0.8,0.5", "--theta: ", "found 0.5 twice"),
     ("--task", "Missing value for flag --task", ""),
     ("--output_dir=", "--output_dir: expected a path", ""),

@@ -69,16 +69,6 @@ def test_report_command_rewrites_equal_bytes(call, call_that_draws, trained, com
 
 
 @pytest.mark.nightly
-def test_title_stays_until_changed(call, compared, folder):
-    shutil.copytree(compared, folder / "runs")
-    title = "Planes &amp; &lt;carriers&gt;"
-    for flags in (["--title=Planes & <carriers>"], []):
-        call.ok(report, "--run=runs", *flags)
-        page = (folder / "runs" / "report.html").read_text()
-        assert f"<title>{title}</title>" in page and f"<h1>{title}</h1>" in page
-
-
-@pytest.mark.nightly
 def test_unwritable_report_keeps_results(call, folder):
     (folder / "run").mkdir()
     arguments = (*TOY, "--rounds=1", "--output_dir=run")

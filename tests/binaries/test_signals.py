@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from binaries import train
-from tests.binaries.harness import ROOT, TOY, Caller, Process, later_values, python_module
+from tests.binaries.harness import (
+    ROOT,
+    TOY,
+    Caller,
+    Process,
+    assert_same_numbers,
+    later_values,
+    python_module,
+)
 from tests.marks import usually
 from tests.processes import child_processes, is_running, wait_until
 
@@ -29,11 +37,6 @@ _FLAGS = (
 def _whole(call: Caller, folder: Path, *arguments: str) -> Path:
     call.ok(train, *arguments, f"--output_dir={folder / 'whole'}")
     return folder / "whole"
-
-
-def _assert_same_numbers(run: Path, expected: Path) -> None:
-    for name in ("metrics.csv", "result.json"):
-        assert (run / name).read_bytes() == (expected / name).read_bytes(), name
 
 
 def _rows(path: Path) -> int:
@@ -62,7 +65,7 @@ def test_killed_run_leaves_no_process_and_resumes(folder, call, runtime):
 
     outcome = call.ok(train, *arguments, "--output_dir=run", "--resume")
     assert "resuming after round " in outcome.out
-    _assert_same_numbers(folder / "run", _whole(call, folder, *arguments))
+    assert_same_numbers(folder / "run", _whole(call, folder, *arguments))
 
 
 def _resume_command(line: str, text: str) -> list[str]:
@@ -95,7 +98,7 @@ def test_stopped_run_prints_a_command_that_resumes(call, folder):
         outcome = process.outcome()
     assert outcome.status == 0, outcome
     assert f"resuming after round {completed}\n" in outcome.out
-    _assert_same_numbers(folder / "run", _whole(call, folder, *_FLAGS))
+    assert_same_numbers(folder / "run", _whole(call, folder, *_FLAGS))
 
 
 def test_interrupted_start_prints_one_line(folder):

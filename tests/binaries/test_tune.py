@@ -276,14 +276,6 @@ def test_stopped_search_resumes_with_equal_trials(call, folder, searched):
     assert _without_times(folder / "search") == _without_times(searched[0])
 
 
-@pytest.mark.slow
-def test_signal_in_last_trial_keeps_results(call, folder):
-    """No trial remains that the signal could stop."""
-    with stopped():
-        call.ok(tune, *_FLAGS, "--rounds=1", "--trials=1", "--output_dir=search")
-    assert len(_rows(folder / "search")) == 1
-
-
 def _without_times(path: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in _rows(path)]
 

@@ -23,7 +23,7 @@ def test_notebook_prints_its_stored_outputs(tmp_path):
     )
     assert [texts(cell) for cell in ran] == [texts(cell) for cell in kept]
     assert sum("image/png" in o.get("data", {}) for cell in ran for o in cell.outputs) == 2
-    # Progress has bars instead of lines.
+    # Progress is drawn as bars instead of log lines.
     bars = "".join(map(progress, ran))
     assert "60/60 [" in bars and "round 60/60" not in bars
     assert (tmp_path / "reader" / "first" / "model" / "model.keras").is_file()

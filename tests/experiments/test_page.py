@@ -69,7 +69,7 @@ def comparison(tmp_path) -> Comparison:
     )
 
 
-def test_table_shows_our_numbers_and_the_papers(comparison):
+def test_table_compares_our_numbers_with_the_paper(comparison):
     # Columns: all examples, the experiment's domains, the data's other domains, the difference.
     table = pages.table(_EXPERIMENT, comparison, "accuracy")
     names = [name for name in table.columns[1:] if name != "paper"]

@@ -96,28 +96,6 @@ def test_percentiles_choose_columns():
     assert {column.domain for column in columns[4:]} == {None}
 
 
-def test_further_models_have_columns():
-    columns = EvaluationColumns(("main", "average"), measures("loss"), {}, _NAMES)
-    reports = {
-        "main": make_evaluation({"phone": 1.0, "tablet": 3.0}),
-        "average": make_evaluation({"phone": 0.5, "tablet": 0.25}),
-    }
-    assert columns.values(reports) == {
-        "test/loss/phone": 1.0,
-        "test/loss/tablet": 3.0,
-        "test/loss": 2.0,
-        "test/worst loss": 3.0,
-        **_over_clients("test/loss", 2.0),
-        "test[average]/loss/phone": 0.5,
-        "test[average]/loss/tablet": 0.25,
-        "test[average]/loss": 0.375,
-        "test[average]/worst loss": 0.5,
-        **_over_clients("test[average]/loss", 0.375),
-    }
-    drawn = dict.fromkeys(c.quantity.label for c in columns.columns if c.quantity.is_drawn)
-    assert list(drawn) == ["loss on the test clients", "loss of average on the test clients"]
-
-
 def test_domain_without_examples_has_empty_cells():
     columns = EvaluationColumns(("model",), measures("loss"), {}, _NAMES)
     values = columns.values({"model": make_evaluation({"phone": 1.0, "tablet": math.nan})})
@@ -125,14 +103,16 @@ def test_domain_without_examples_has_empty_cells():
     assert values["test/worst loss"] == 1.0
 
 
-def test_columns_name_the_evaluated_split():
+def test_columns_name_the_split_and_further_models():
     report = make_evaluation({"phone": 1.0}, {"sums": 2}, split="heldout")
     clipped = {"sums": ReportField("sums", "values of sums")}
     columns = EvaluationColumns(
         ("main", "average"), measures("loss"), clipped, ["phone"], "heldout"
     )
-    reports = {"main": report, "average": report}
-    assert list(columns.values(reports)) == [
+    other = make_evaluation({"phone": 0.25}, {"sums": 1}, split="heldout")
+    values = columns.values({"main": report, "average": other})
+    assert (values["heldout/loss/phone"], values["heldout[average]/loss/phone"]) == (1.0, 0.25)
+    assert list(values) == [
         *("heldout/loss/phone", "heldout/loss", "heldout/worst loss"),
         *_over_clients("heldout/loss", 1.0),
         "heldout/clipped sums",
@@ -143,6 +123,7 @@ def test_columns_name_the_evaluated_split():
     labels = [column.quantity.label for column in columns.columns if "average" not in column.name]
     assert [label for label in labels if "test" in label] == []
     assert labels[0] == "loss on the heldout clients"
+    assert "loss of average on the heldout clients" in {c.quantity.label for c in columns.columns}
 
 
 def test_awkward_domain_names_stay_distinct():

@@ -140,6 +140,6 @@ def test_needed_clients_match_the_formula():
     # An interval ends at 0 if t^2 variance / clients equals the square of the effect.
     t = stats.t.ppf(0.975, 19)
     assert factor == pytest.approx(t**2 * gains.var(ddof=1) / 20 / 0.09, rel=0.05)
-    # More clients do not help three seeds that disagree.
+    # Where three seeds disagree, no number of clients suffices.
     apart = combined([0.9, 0.0, 0.0], np.repeat(replicates, 3, axis=0), 20)
     assert apart.needed().clients is None

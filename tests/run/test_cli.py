@@ -219,7 +219,7 @@ def test_help_is_requested_by_its_flags(arguments, expected):
     assert asks_for_help(arguments) == expected
 
 
-# --- Signals as a request to stop
+# --- Signals that request a stop
 
 
 @pytest.fixture

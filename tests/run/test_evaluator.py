@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.options import make_options
 from tests.run.harness import make_task
@@ -61,19 +62,10 @@ class _Recorded:
         return self._evaluate.for_each(models, noted(), states)
 
 
-def _close(actual, expected):
-    if isinstance(expected, dict):
-        assert list(actual) == list(expected)
-        for name, value in expected.items():
-            _close(actual[name], value)
-    elif isinstance(expected, list):
-        assert len(actual) == len(expected)
-        for value, value_expected in zip(actual, expected):
-            _close(value, value_expected)
-    elif isinstance(expected, float):
-        assert actual == pytest.approx(expected, rel=1e-5)
-    else:
-        assert actual == expected
+def _assert_close(actual, expected):
+    tf.nest.assert_same_structure(actual, expected)
+    for value, other in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
+        assert value == (pytest.approx(other, rel=1e-5) if isinstance(other, float) else other)
 
 
 @pytest.mark.slow_cases("_MAX_CLIENTS-7-sizes2")
@@ -89,7 +81,7 @@ def test_evaluation_in_parts_gives_equal_report(
     assert expected["overall"]["num_examples"] == 4 * _NUM_CLIENTS
     monkeypatch.setattr(clients_module, limit, value)
     recorded = _Recorded(evaluate, task)
-    _close(Evaluator(task, recorded)(weights, on_all=True).to_json(), expected)
+    _assert_close(Evaluator(task, recorded)(weights, on_all=True).to_json(), expected)
     assert list(map(len, recorded.parts)) == sizes
     assert [k for part in recorded.parts for k in part] == list(task.test.client_ids)
 

@@ -79,7 +79,7 @@ def test_schedule_includes_reference_runs_of_excluded_methods(tmp_path):
         schedule(179)
 
 
-def test_short_time_raises_user_error():
+def test_too_few_hours_raise_user_error():
     by_row = {"fed_avg": 1000.0, "uniform": 2000.0}
     with pytest.raises(UserError, match=r"^--hours: expected 1\.67 or more, .*, found 0\.5$"):
         schedule_within(1800.0, 3000.0, by_row, _MOST)

@@ -163,7 +163,7 @@ def test_advice_estimates_the_needed_trials():
 
 
 def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
-    """Returns three trials of three domains, whose replicates have client noise [domains]."""
+    """Returns three trials; their replicates vary by domain with deviation `noise`."""
     rng = np.random.default_rng(seed)
     means = np.asarray(accuracies, float)
     by_seed = [means + d for d in (-0.001, 0.0, 0.001)]

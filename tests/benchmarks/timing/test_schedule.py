@@ -1,11 +1,9 @@
 """Timing schedules: order of rounds, counted seconds, failures, and peers' environments."""
 
-import subprocess
-
 import pytest
 
-from benchmarks.timing import environments, schedule, sides
-from benchmarks.timing.environments import BENCHMARKS, peer_python
+from benchmarks.timing import schedule, sides
+from benchmarks.timing.environments import BENCHMARKS
 from benchmarks.timing.process import SideError
 from benchmarks.timing.scale import ScalePlan, measure_scale
 from benchmarks.timing.schedule import Contestant, measure
@@ -135,42 +133,6 @@ def test_scale_reports_a_failure(tmp_path):
     assert result.failures()[-1].startswith("the long run, scale: ended with status 1: IndexError")
     assert all(cohort.linear is None for cohort in result.cohorts)
     assert result.long_run.growth_bytes is None
-
-
-# --- Environments of peers
-
-
-@pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A folder of benchmarks with one peer, without requirements."""
-    (tmp_path / "peers" / "requirements").mkdir(parents=True)
-    monkeypatch.setattr(environments, "BENCHMARKS", tmp_path)
-    return tmp_path
-
-
-@pytest.mark.nightly
-def test_changed_requirements_rebuild_the_environment(checkout, capfd):
-    requirements = checkout / "peers" / "requirements" / "small.txt"
-    requirements.write_text("./no_such_folder\n")
-    with pytest.raises(SideError, match=r"^cannot be installed: \S") as caught:
-        peer_python("small")
-    assert "\n" not in str(caught.value)
-
-    requirements.write_text("# nothing\n")
-    capfd.readouterr()
-    python = peer_python("small")
-    assert python.is_relative_to(checkout / ".venvs" / "small")
-    assert "(once; needs the package index)" in capfd.readouterr().err
-    made = python.lstat().st_ctime_ns
-    assert peer_python("small") == python
-    assert capfd.readouterr().err == ""
-    assert python.lstat().st_ctime_ns == made
-    prefix = [python, "-c", "import sys; print(sys.prefix != sys.base_prefix)"]
-    assert subprocess.run(prefix, capture_output=True, check=True).stdout == b"True\n"
-
-    requirements.write_text("# something else\n")
-    peer_python("small")
-    assert "(once; needs the package index)" in capfd.readouterr().err
 
 
 def test_every_peer_has_script_and_requirements():

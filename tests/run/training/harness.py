@@ -15,7 +15,7 @@ from tff_agnostic.program.runs.training import TrainingRun
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 
 ROUNDS = 7
-# A checkpoint needs Adam's moments, the window and lambda.
+# Checkpoints of these settings hold Adam's moments, the window and lambda.
 SETTINGS = {
     "rounds": ROUNDS,
     "clients_per_round": 3,

@@ -115,7 +115,7 @@ def test_each_evaluation_runs_once(cohort_runtime, whole, tmp_path):
             return types.SimpleNamespace(for_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
-    # Rounds 2, 4, 6 and 7, and the initial model, because a lambda ends near 0.
+    # Rounds 2, 4, 6 and 7 are evaluated, and the initial model, as a lambda ends near 0.
     assert evaluated[:3] == [2, 2, 2]
     assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
 
