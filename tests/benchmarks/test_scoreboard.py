@@ -57,7 +57,7 @@ def _board(rows, measure, choice, noise=0.002) -> Board:
     return Board(data, _comparison(rows, measure, noise), choice, missing)
 
 
-def test_payers_are_significantly_worse_domains():
+def test_payers_are_significantly_worse():
     rows = {"fed_avg": (0.9, 0.8, 0.5), "uniform": (0.84, 0.799, 0.62)}
     assert _board(rows, _ACCURACY, "uniform").payers("uniform") == ["a"]
     assert _board(rows, _ACCURACY, "uniform", noise=0.2).payers("uniform") == []
@@ -83,7 +83,7 @@ def test_choice_is_compared_with_best_method(measure, worsts, noise, expected):
     assert (board.is_worse, board.best, board.is_near) == expected
 
 
-def test_page_has_tables_and_missing_files():
+def test_page_lists_results_and_missing_files():
     rows = {"fed_avg": (0.9, 0.8, 0.5), "uniform": (0.84, 0.8, 0.62), "frozen": (0.7, 0.86, 0.69)}
     text = page({"toys": _board(rows, _ACCURACY, "uniform")}, {"adult": ("adult",)})
     words = " ".join(text.split())
@@ -97,7 +97,7 @@ def test_page_has_tables_and_missing_files():
         assert part in words, part
 
 
-def test_each_data_set_runs_every_row():
+def test_every_method_resolves_on_each_data_set():
     for name, data in DATA_SETS.items():
         check_task_options(data.task, data.task_options)
         for row in (row for row in PORTFOLIO if row not in IF_NAMED):
@@ -107,7 +107,7 @@ def test_each_data_set_runs_every_row():
             assert spec.config.rounds == data.settings.get("rounds", spec.config.rounds), name
 
 
-def test_shared_arguments_precede_data_sets_arguments():
+def test_shared_arguments_override_those_of_data_set():
     data = DATA_SETS["hard_digits"]
     given = data_arguments(data, {"task": "custom", "model": "model.py"}, {"tries": 2, "rounds": 7})
     assert (given.args.task, given.args.tries, given.args.objective) == ("custom", 2, "worst")
@@ -134,7 +134,7 @@ def test_speeches_have_speakers_and_languages(tmp_path):
     assert rows[1:3] == [["de/C.", "de", 1, "Order !"], ["nl/A. B.", "nl", 0, "One , two ."]]
 
 
-def test_three_languages_are_one_table(tmp_path):
+def test_languages_table_joins_three_sources(tmp_path):
     posts = tmp_path / "beer"
     posts.mkdir()
     row = '<row Id="1" PostTypeId="1" OwnerUserId="7" Body="&lt;p&gt;Is it cold?&lt;/p&gt;" />'

@@ -45,7 +45,7 @@ def test_methods_have_their_settings(compared):
 
 
 @pytest.mark.nightly
-def test_tables_show_the_methods_labels(compared):
+def test_tables_show_method_labels(compared):
     path, _ = compared
     page = read_json(path / "page.json")
     tables = [b for s in page["sections"] for b in s["blocks"] if b.get("columns")]

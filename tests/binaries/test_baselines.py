@@ -160,7 +160,7 @@ def _reference(monkeypatch, task: Task, **settings) -> RunSettings:
 
 
 @pytest.mark.slow
-def test_reference_runs_reach_each_domains_optimum(cohort_runtime, monkeypatch, tmp_path, capsys):
+def test_reference_runs_reach_domain_optima(cohort_runtime, monkeypatch, tmp_path, capsys):
     task = _task({"usual": 3, "noisy": 3, "single": 1}, {"usual": 60, "noisy": 60, "single": 20})
     reference = _reference(monkeypatch, task, rounds=40, clients_per_round=7)
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -303,7 +303,7 @@ def test_resume_keeps_reference_runs(call: Caller, store, tmp_path):
     ("algorithm", "part"),
     [(("fed_avg",), "first_epoch"), (("q_ffl", "--measured_share=0.5"), "kept_out")],
 )
-def test_any_algorithms_run_serves_as_baseline(call: Caller, store, tmp_path, algorithm, part):
+def test_run_of_any_algorithm_serves_as_baseline(call: Caller, store, tmp_path, algorithm, part):
     name, *flags = algorithm
     data = ("--task=custom", f"--data={store}", f"--model={tmp_path / 'linear.py'}")
     run = tmp_path / "run"

@@ -40,7 +40,7 @@ def _state(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.nightly
-def test_export_starts_from_the_runs_state(exported, trained):
+def test_export_starts_from_run_state(exported, trained):
     path, printed = exported
     outcome = run_plan(f"--plan={path}", "--verify")
     assert outcome.status == 0, outcome
@@ -170,7 +170,7 @@ def test_unwritable_clients_keep_the_export(call, folder):
 
 
 @pytest.mark.nightly
-def test_users_model_is_exported(call, folder):
+def test_model_file_of_user_is_exported(call, folder):
     write_texts(folder / "s.sqlite", {"a": 3, "b": 2, "c": 1})
     (folder / "model.py").write_text(WORD_MODEL)
     task = ("--task=custom", "--data=s.sqlite", "--model=model.py", "--sequence_length=3")

@@ -11,7 +11,7 @@ from tff_agnostic.data.store import load_store
 _IDS = ("O'Brien", "' OR '1'='1", 'x"y', "a;b", "é ü")
 
 
-def test_export_has_the_stores_clients(tmp_path):
+def test_exported_file_has_clients_of_store(tmp_path):
     records = [("train", sentence(name, "d", f"text {k}")) for k, name in enumerate(_IDS)]
     store = load_store(write_store(tmp_path / "s.store", records, "text", vocabulary={"text": 5}))
     command = python_module("export_data", "--data=s.store", "--output=s.sqlite")

@@ -79,7 +79,7 @@ def _assert_close(actual, expected, names) -> None:
 
 
 @pytest.mark.slow
-def test_imported_state_equals_the_servers_state(loop):
+def test_imported_state_equals_server_state(loop):
     # The state of a plan with noise contains a secret key.
     assert stat.S_IMODE((loop / "after" / "server_state.ckpt").stat().st_mode) == 0o600
     imported = newest_checkpoint(loop / "back" / "checkpoints")

@@ -86,7 +86,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     command = content["command"]
     assert command[:3] == ["./run", "train", "--task=custom"]
     assert data[1] in command and data[2] in command
-    # The accuracy of the recommended model on the test clients.
+    # The verdict has the recommended model's accuracy on the test clients.
     final = read_json(path / "final" / "compare.json")
     first = final[content["choice"]]["(overall)"]["accuracy"]["trials"][0]
     assert f"{100 * first:.1f}% on all examples" in content["verdict"][0]

@@ -30,7 +30,7 @@ def compared(call: Caller, tmp_path_factory) -> Path:
 
 
 @pytest.mark.nightly
-def test_run_report_shows_the_runs_numbers(trained):
+def test_run_report_shows_run_numbers(trained):
     page = Reader((trained / "report.html").read_text())
     assert len(page.images) > 3
     assert {address[:19] for address in page.images} == {"data:image/svg+xml;"}

@@ -96,7 +96,7 @@ def _lines(page: Any) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkeypatch):
+def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments, monkeypatch):
     # This process may use three processor cores.
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
@@ -148,7 +148,7 @@ def test_adult_from_files_to_page(call: Caller, adult, small_experiments, monkey
 
 
 @pytest.mark.nightly
-def test_stackexchange_from_dump_to_mixed_models(call: Caller, folder, small_experiments):
+def test_dump_becomes_store_and_mixed_models(call: Caller, folder, small_experiments):
     sites, mixed = ("ai", "beer"), ("fed_boost", "afl_boost")
     for site in sites:
         _posts(folder / "dump" / site)

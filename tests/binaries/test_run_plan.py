@@ -101,7 +101,7 @@ def alone(module, foreign, *arguments, cwd):
 
 
 @pytest.mark.nightly
-def test_copied_folder_verifies_with_tensorflow_only(foreign, export, tmp_path):
+def test_copied_plan_runner_verifies_with_tensorflow_only(foreign, export, tmp_path):
     shutil.copytree(ROOT / "plan_runner", tmp_path / "plan_runner")
     arguments = [f"--plan={export}", "--verify", *TRUST_WITHOUT_SANDBOX]
     result = alone("plan_runner", [*foreign, "binaries"], *arguments, cwd=tmp_path)

@@ -149,7 +149,7 @@ def _scores(folder: Path, name: str) -> np.ndarray:
 @pytest.mark.nightly_cases("text_classifier")
 @pytest.mark.slow_cases("text_classifier")
 @pytest.mark.parametrize("name", usually(_USUAL, _TASKS))
-def test_plain_tensorflow_matches_the_runs_predictions(several, name):
+def test_plain_tensorflow_matches_run_predictions(several, name):
     scores = _scores(several, name)
     for file_name in ("model.keras", "model_saved_model"):
         outputs = _outputs(several, name, file_name)
@@ -246,7 +246,7 @@ def _card(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-def test_every_format_matches_the_runs_predictions(several, three_rounds):
+def test_every_format_matches_run_predictions(several, three_rounds):
     saved, names, x = several / "all" / "digits", _IN_EVERY_FORMAT, _tested(three_rounds)
     kernel, bias = newest_checkpoint(three_rounds / "checkpoints").model_arrays["model"]
     scores = x @ kernel + bias

@@ -167,7 +167,7 @@ def test_run_resumes_with_other_percentiles(call, folder):
 
 
 @pytest.mark.nightly
-def test_run_resumes_with_its_folders_settings(call, folder):
+def test_run_resumes_with_settings_of_its_folder(call, folder):
     first = [*TOY, "--rounds=1", "--client_mode=streamed", "--window=3", "--seed=2"]
     call.ok(train, *first, "--output_dir=run")
     config = read_json(folder / "run" / "config.json")

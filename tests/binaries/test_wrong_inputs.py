@@ -1,7 +1,7 @@
 """Answers to a newcomer's mistakes: invalid tables, flags and model files.
 
-A newcomer made them on 24 November 2026 with larger tables. Imports that succeed report problems in
-notes.
+A newcomer made these mistakes on 24 November 2026, with larger tables. Imports that succeed report
+problems in notes.
 """
 
 import csv

@@ -50,7 +50,7 @@ def test_files_that_pages_name_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_walks_lead_to_existing_code() -> None:
+def test_architecture_walks_name_existing_code() -> None:
     stops = _STOP.findall((DOCS / "explanations" / "architecture.md").read_text())
     assert len(stops) > 30
     for file, name in stops:
@@ -100,7 +100,7 @@ def test_page_explains_every_task():
 # --- A newcomer's questions
 
 
-def test_pages_answer_a_newcomers_questions():
+def test_pages_answer_newcomer_questions():
     table = (ROOT / "tests" / "docs" / "questions.md").read_text()
     questions = re.findall(r"^\| (.*\?) \| ([\w/]+\.md) \| (.*) \|$", table, re.MULTILINE)
     assert len({question for question, _, _ in questions}) == 20

@@ -118,7 +118,7 @@ def test_printed_numbers_are_consistent(name):
                 assert numbers["(worst)"] in (min(domains), max(domains))
 
 
-def test_missing_cells_of_papers_are_none():
+def test_missing_paper_cells_are_none():
     paper = EXPERIMENTS["emnist"].paper
     assert paper.cell("accuracy", "fed_avg", "census") == "86.3 (0.5)"
     for cell in (

@@ -37,7 +37,7 @@ def _names(columns: Any) -> list[str]:
     return [column.name for column in columns]
 
 
-def test_training_columns_have_the_rounds_values():
+def test_training_columns_have_values_of_a_round():
     columns = TrainingColumns(QUANTITIES, {"second weight": (0, 1)}, _NAMES)
     values = columns.values(_REPORT, _WEIGHTS)
     assert values == {

@@ -30,7 +30,7 @@ def _replicates(rng, values, sizes, count):
     return np.array(ratios)[..., 0], by_size
 
 
-def test_replicates_have_a_ratios_variance():
+def test_replicates_have_variance_of_a_ratio():
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 90, 25).astype(float)
     right = rng.binomial(sizes.astype(int), 0.7)
@@ -78,7 +78,7 @@ def test_variance_matches_two_crossed_samples():
     assert spread.total == pytest.approx(rows + columns - both, rel=0.05)
 
 
-def test_interval_over_seeds_equals_students():
+def test_interval_over_seeds_equals_student_interval():
     gains = [0.2, 0.5, 0.1]
     spread = combined(gains, None, 50)
     scale = stats.sem(gains)

@@ -125,7 +125,7 @@ def test_nested_options_prefix_their_flags():
     assert (defaults["dough_flour"], defaults["dough_rest"]) == ("wheat", 90)
 
 
-def test_flag_has_its_fields_type():
+def test_flag_has_type_of_its_field():
     assert {name: (flag.kind, flag.item) for name, flag in _OVEN.items()} == {
         **{"degrees": (float, float), "fan": (bool, bool), "place": (str, str)},
         **{"course": (str, str), "notes": (tuple, str), "trays": (tuple, float)},
@@ -144,7 +144,7 @@ def test_union_members_are_named_without_common_words():
 
 
 @golden.cases(_OVEN)
-def test_help_equals_the_attributes_text(case: Flag):
+def test_help_equals_attribute_text(case: Flag):
     return case.help(case.default_text())
 
 
@@ -167,7 +167,7 @@ def test_only_given_flags_have_values(given):
     assert given("--degrees=180", "--nofan") == {"degrees": 180.0, "fan": False}
 
 
-def test_given_values_have_their_fields_types(given):
+def test_given_values_have_field_types(given):
     values = given(
         *("--degrees=200", "--place=low", "--notes=a,b", "--notes=c", "--trays=1,2.5", "--pause=3"),
         *("--book=a/b", "--weight=7", "--course=falling:factor=0.25,minutes=1/2"),

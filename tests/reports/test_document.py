@@ -62,7 +62,7 @@ def test_number_has_rounded_text(number, text):
     assert number.text == text
 
 
-def test_terminal_text_omits_other_sections():
+def test_terminal_text_omits_unmarked_sections():
     text = to_terminal(_PAGE)
     assert text.startswith("One.\n\nTwo.\n\naccuracy, %\ndomain    a|b\n")
     assert "81.3 (0.5) [80.0, 83.0]\ny         80.0 ~\nA note.\n1 more row is in page.json." in text

@@ -68,7 +68,7 @@ def _cases() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(_cases()))
-def test_page_shows_the_results_numbers(tmp_path, without_pictures, name):
+def test_page_shows_result_numbers(tmp_path, without_pictures, name):
     content = _cases()[name]
     folder = write_run(tmp_path, content)
     page = Reader(write_run_report(folder).read_text(encoding="utf-8"))

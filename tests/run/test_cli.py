@@ -64,7 +64,7 @@ def _raise(error: BaseException):
         (PermissionError(13, "Permission denied", "a/b"), 2, "error: a/b: Permission denied\n"),
     ],
 )
-def test_errors_have_exit_status(capsys, error, status, text):
+def test_errors_set_exit_status_and_message(capsys, error, status, text):
     assert exit_status(_raise(error), ["train"]) == status
     assert capsys.readouterr() == ("", text)
 
@@ -179,7 +179,7 @@ def test_help_hides_flags_of_other_choices(page):
 
 
 @pytest.mark.parametrize("task", ["digits", "adult", "toy_regression"])
-def test_help_shows_the_tasks_defaults(page, task):
+def test_help_shows_task_defaults(page, task):
     text = page("train", f"--task={task}")
     assert _default(text, "rounds") == str(DEFAULTS[task].settings.get("rounds", 100))
     options = DEFAULTS[task].settings_by_algorithm.get("stochastic_afl", {})
@@ -196,7 +196,7 @@ def test_help_shows_flags_of_all_methods(page):
     assert {"q", "tilt"} <= _flags(page("compare", "--arms=a=q_ffl:q=2;term"))
 
 
-def test_help_shows_options_of_users_algorithms(page, tmp_path):
+def test_help_shows_options_of_algorithm_files(page, tmp_path):
     path = write_by_size(tmp_path / "by_size.py")
     text = page("train", f"--algorithm={path}")
     assert "--size_power: Power of a client's size that it weighs. [1.0]" in text
@@ -236,7 +236,7 @@ def handled(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_requests_stop_second_signal_acts(handled, number):
+def test_second_signal_reaches_previous_handler(handled, number):
     with StopRequest(one_request_seconds=0.0) as stop:
         assert stop.signal_number is None
         stop.check("nothing")

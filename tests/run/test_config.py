@@ -65,7 +65,7 @@ def _error(flag: str, value: Any) -> str:
     return golden.refusal(_made, flag, value)
 
 
-def test_shared_flag_means_the_same():
+def test_shared_flag_has_one_type_and_help():
     for options in _CLASSES:
         for flag in option_flags(options):
             _, defined = _BY_FLAG[flag.name]
@@ -83,7 +83,7 @@ def test_only_client_limits_are_in_several_parts():
 
 
 @pytest.mark.parametrize("flag", NEEDS)
-def test_values_that_flags_need_exist(flag):
+def test_needed_flag_values_are_valid_choices(flag):
     other, values = NEEDS[flag]
     hint = _BY_FLAG[other][1].hint
     assert flag in _BY_FLAG

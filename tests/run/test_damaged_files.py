@@ -33,7 +33,7 @@ def trained(cohort_runtime: CohortRuntime, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> RunFolder:
-    """A copy of the run's folder, for damages."""
+    """A copy of the run's folder, which a test may damage."""
     return RunFolder(Path(shutil.copytree(trained, tmp_path / "run")))
 
 

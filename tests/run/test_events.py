@@ -128,7 +128,7 @@ def test_missing_paths_are_inherited(tmp_path):
     assert differences(earlier, moved, {"data": "1", "model": "3"}) == []
 
 
-def test_all_differences_are_listed():
+def test_differences_list_all_changed_settings():
     other = _inheriting(
         {"window": 5, "seed": 4, "rounds": 8, "limit_examples": 60}, {"num_clients": 10}
     )
@@ -140,7 +140,7 @@ def test_all_differences_are_listed():
     ]
 
 
-def test_other_algorithm_lists_given_flags_only():
+def test_differences_of_algorithms_list_given_flags_only():
     other = resolve("digits", {"algorithm": "fed_avg", "seed": 5}, {})
     assert differences(_EARLIER, other, {}) == [
         "--aggregation is secure there and plain here",

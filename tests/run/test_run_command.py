@@ -40,7 +40,7 @@ def test_commands_name_files_without_their_folders(tmp_path):
     assert kept <= set(compare_command({"fed_avg": [spec]}, keeps_folders=True))
 
 
-def test_file_of_lambda_set_has_no_folder():
+def test_command_names_lambda_set_file_without_folder():
     spec = _spec("--task=digits", "--lambda_set=hull:file=/a/b/mixtures.json")
     assert flags_without_folders(spec)["lambda_set"] == "hull:file=mixtures.json"
     assert "--lambda_set=hull:file=mixtures.json" in train_command(spec)

@@ -311,7 +311,7 @@ def _as_other_user() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_rejects_another_users_folder(tmp_path):
+def test_rejects_folder_of_another_user(tmp_path):
     folder = _claimed(tmp_path / "private" / "run")
     (tmp_path / "private").chmod(0o700)
     with _as_other_user():

@@ -109,7 +109,7 @@ def test_rejects_settings_without_effect(case):
     return _error("digits", case)
 
 
-def test_shared_settings_need_an_effect_somewhere():
+def test_shared_setting_needs_effect_in_some_run():
     shared = {"window": 3}
     runs = [
         resolve("digits", {"algorithm": name}, {}, shared=shared)

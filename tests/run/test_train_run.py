@@ -42,7 +42,7 @@ def _check_same_files(run: FinishedRun, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_train_run_writes_the_commands_files(cohort_runtime):
+def test_train_run_writes_same_files_as_command(cohort_runtime):
     outcome = Caller({"cohort": cohort_runtime})(
         train_binary, *TOY, "--rounds=2", "--output_dir=by_command"
     )
@@ -71,7 +71,7 @@ def test_train_run_resumes_to_equal_bytes():
     _check_same_files(train_run(_settings(rounds=3, seed=4), "parts", resume=True), whole.path)
 
 
-def test_omitted_options_are_the_tasks_defaults():
+def test_omitted_options_take_task_defaults():
     usual = run_settings("digits")
     assert usual.config.rounds == 200
     changed = run_settings("digits", config=RunConfig(rounds=5, algorithm="q_ffl"))

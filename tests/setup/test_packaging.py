@@ -259,7 +259,7 @@ def pins(lock, python):
 @pytest.mark.parametrize(
     ("lock", "python"), [(DOCS, "3.11"), *((PACKAGE, f"3.{minor}") for minor in (11, 12, 13))]
 )
-def test_locks_satisfy_the_projects_requirements(project, lock, python):
+def test_locks_satisfy_project_requirements(project, lock, python):
     if lock == DOCS:
         needed = project["dependency-groups"]["docs"]
     else:
@@ -305,7 +305,7 @@ def test_plain_dependencies_do_not_need_tff(project):
     assert not any(one.marker.evaluate(on_3_12) for one in reference)
 
 
-def test_checkout_commit_equals_gits():
+def test_checkout_commit_is_the_git_commit():
     if not (ROOT / ".git").exists():
         assert checkout_commit() == {}
         return

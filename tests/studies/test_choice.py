@@ -90,7 +90,7 @@ def test_regret_without_counted_domains_is_undefined():
     assert math.isnan(standing.gain.mean) and chosen({"ours": standing}) is None
 
 
-def test_method_equal_to_fed_avg_is_found():
+def test_method_that_equals_fed_avg_is_found():
     rng = np.random.default_rng(4)
     (base, _, _), (other, _, _) = _trials(rng, seeds=1), _trials(rng, seeds=1)
     trials = {"fed_avg-1": base, "uniform-2": base, "frozen-1": other}

@@ -63,7 +63,7 @@ def _page(folder: Path, comparison: Comparison) -> Reader:
         ({"fed_avg": {}}, ("one",), 1),
     ],
 )
-def test_page_shows_the_comparisons_numbers(tmp_path, rows, domains, trials):
+def test_page_shows_comparison_numbers(tmp_path, rows, domains, trials):
     comparison = _compared(tmp_path, rows, domains, trials)
     page = _page(tmp_path, comparison)
     assert all(map(reads_as, page.data))

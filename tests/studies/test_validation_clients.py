@@ -13,7 +13,7 @@ from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.program.studies.validation_clients import ValidationClients, check_judges, one_in
 
 
-def test_one_in_five_samples_each_domain():
+def test_validation_sample_has_fraction_of_each_domain():
     counts = np.zeros([100, 3], int)
     counts[:80, 0] = counts[80:95, 1] = counts[95:, 2] = 4
     for seed in range(5):
@@ -40,7 +40,7 @@ def _clients(tmp_path, counts, is_halved=True, sizes=types.MappingProxyType({}))
 
 
 @pytest.mark.slow
-def test_clients_that_stop_references_do_not_validate(tmp_path):
+def test_early_stopping_clients_do_not_validate(tmp_path):
     clients, spec = _clients(
         tmp_path,
         {"train": {"a": 9, "b": 4}, "heldout": {"a": 8, "b": 6}, "test": {"a": 1, "b": 1}},

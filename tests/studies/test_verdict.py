@@ -48,7 +48,7 @@ def _sentences(worst, domains, overall=0.002, clients=40.0, error=0.02, seed_par
     return "\n".join(verdict(context, actual))
 
 
-def test_verdict_names_who_gains_and_who_pays():
+def test_verdict_names_better_and_worse_domains():
     text = _sentences(0.12, (-0.03, 0.001))
     assert (
         "Ours is better than FedAvg in the worst domain (a): accuracy 72.0% against 60.0%, "
@@ -256,7 +256,7 @@ def test_shared_sentences_appear_once():
     assert verdicts(_comparison({"ours": rows["ours"]})) == []
 
 
-def test_recommendation_states_its_models_values():
+def test_recommendation_states_values_of_its_model():
     rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.05), "ours": _row([0.75, 0.7, 0.9], 0.05)}
     comparison = _comparison(rows)
     objective = parse_objective("worst:accuracy", comparison.measures, _NAMES)

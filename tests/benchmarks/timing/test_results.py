@@ -64,7 +64,7 @@ def report(workload):
 
 
 @golden.text
-def test_page_and_json(report):
+def test_page_and_json_show_known_timings(report):
     """The page has medians and ratios over all repetitions; the JSON has every round."""
     return f"{report.markdown()}\n{json.dumps(report.to_json(), indent=1)}"
 
@@ -99,7 +99,7 @@ def test_replacing_changes_only_the_section(path):
 @pytest.mark.parametrize(
     "text", ["text\n", f"{BEGIN}\n", f"{END}\n{BEGIN}\n", f"a {BEGIN} b {END}\n"]
 )
-def test_rejects_and_keeps_page_without_section(path, text):
+def test_page_without_section_raises_and_stays(path, text):
     path.write_text(text)
     for use in (Page(path).check, lambda: Page(path).replace_section("new")):
         with pytest.raises(
@@ -124,7 +124,7 @@ def test_rejects_unreadable_page(path, content, reason):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_our_model_has_the_workloads_size(name):
+def test_model_has_workload_size(name):
     workload = WORKLOADS[name]
     model = MODELS[workload.model](workload)
     assert model.num_parameters == workload.parameters
@@ -133,7 +133,7 @@ def test_our_model_has_the_workloads_size(name):
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_clients_have_the_workloads_shapes(name):
+def test_clients_have_workload_shapes(name):
     workload = WORKLOADS[name]
     clients = make_clients(workload)
     assert len(clients) == workload.clients
@@ -149,7 +149,7 @@ def test_clients_have_the_workloads_shapes(name):
             assert client["x"].min() > 0 and client["x"].max() < workload.classes
 
 
-def test_softmax_regression_products():
+def test_softmax_regression_has_known_products():
     workload = logistic(clients=7)
     # Matrix products of the domain pass, and of each step's scores and gradient.
     assert round_products(workload) == [
@@ -174,7 +174,7 @@ def test_step_costs_three_forward_passes(name):
     assert total_flops(round_products(workload)) == 2 * examples * (4 * forward - first)
 
 
-def test_operands_have_the_products_shapes():
+def test_operands_have_product_shapes():
     left, right = operands(Product(m=2, k=3, n=4, count=1, batch=5))
     assert (left.shape, right.shape) == ((5, 2, 3), (5, 3, 4))
     left, right = operands(Product(m=2, k=3, n=4, count=9))

@@ -212,7 +212,7 @@ def test_unchanged_resume_repeats_the_same_releases(cohort_runtime, died, lost, 
 
 
 @pytest.mark.slow
-def test_epsilon_includes_shorter_runs_last_evaluation(cohort_runtime, tmp_path):
+def test_epsilon_includes_last_evaluation_of_shorter_run(cohort_runtime, tmp_path):
     before = _train(cohort_runtime, tmp_path, crash_after=5, rounds=5)
     released = _train(cohort_runtime, tmp_path, resume=True)
     assert [line["round_num"] for line in _ledger(tmp_path)] == [4, 5, 8, 9]

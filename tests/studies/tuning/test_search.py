@@ -73,7 +73,7 @@ def test_ranges_include_both_ends(flag, text, ends):
         ("max_examples", "5..20", None),
     ],
 )
-def test_values_outside_range_are_not_drawn(flag, text, value):
+def test_values_outside_range_have_no_sample(flag, text, value):
     assert dimension(_SETTINGS[flag], text).sampled(value) is None
 
 

@@ -103,7 +103,7 @@ def _searched(folder, trials: int, restart_after: int = 1_000, spaces=_SPACES) -
 
 
 @pytest.mark.nightly
-def test_methods_take_turns_from_given_settings(tmp_path):
+def test_methods_alternate_from_given_settings(tmp_path):
     ended = _searched(tmp_path, trials=3)
     assert [(name, number) for name, number, _ in ended] == [
         *(("one", 0), ("two", 0), ("one", 1), ("two", 1), ("one", 2), ("two", 2))
@@ -114,7 +114,7 @@ def test_methods_take_turns_from_given_settings(tmp_path):
 
 
 @pytest.mark.nightly
-def test_draws_do_not_depend_on_interruptions(tmp_path):
+def test_interruptions_do_not_change_sampled_values(tmp_path):
     """Seven trials exceed the sampler's random warm-up."""
     whole = _searched(tmp_path / "whole", trials=7, spaces=_ONE)
     assert whole == _searched(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
@@ -237,7 +237,7 @@ def test_equal_trials_share_runs_and_end_search(tmp_path):
     ("state", "expected"),
     [(TrialState.PRUNED, (None, "after round 4 of 8")), (TrialState.COMPLETE, (0.25, ""))],
 )
-def test_equal_trials_end_equally(tmp_path, state, expected):
+def test_equal_trials_have_equal_outcomes(tmp_path, state, expected):
     """Trials 0 and 1 run at once; the process of trial 1 dies; trial 2 starts later."""
     search = _opened(tmp_path, Budget(4, None), spaces=_ONE, objective=_LOSS)
     study = optuna.load_study(study_name="one", storage=search._storage)
@@ -294,7 +294,7 @@ def test_incomplete_line_is_removed_from_journal(tmp_path):
     assert [(name, number) for name, number, _ in ended] == [("one", 1), ("two", 1)]
 
 
-def test_values_missing_in_first_trial_are_drawn(tmp_path):
+def test_values_missing_in_first_trial_are_sampled(tmp_path):
     search = _opened(tmp_path, Budget(2, None), {"window": 7}, _ONE)
     claims = [search.take() for _ in range(2)]
     first, second = (claim.trial.params for claim in claims)
@@ -321,7 +321,7 @@ def _evaluation(loss: float):
 
 
 @pytest.mark.slow
-def test_later_runs_report_mean_with_earlier(losses):
+def test_later_runs_report_mean_over_all_runs(losses):
     claim = losses.take()
     watch = _watch(claim, runs=2)
     watch.report(4, _evaluation(3.0))
