@@ -66,7 +66,7 @@ def test_payers_are_significantly_worse():
 @pytest.mark.parametrize(
     ("measure", "worsts", "noise", "expected"),
     [
-        # `worsts` are of FedAvg, the choice, another method; expected: (is_worse, best, is_near).
+        # Worst values of FedAvg, the choice, another method; expected (is_worse, best, is_near).
         (_ACCURACY, (0.5, 0.6, 0.615), 0.002, (False, "other", True)),
         (_ACCURACY, (0.5, 0.6, 0.65), 0.002, (False, "other", False)),
         (_ACCURACY, (0.5, 0.6, 0.65), 0.2, (False, "other", True)),

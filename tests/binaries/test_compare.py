@@ -150,6 +150,6 @@ def test_overrides_reach_methods_and_notes_are_shared(call, folder):
     # One trial has no standard deviation.
     comparison = read_json(folder / "runs" / "compare.json")
     assert comparison["fed_avg"]["(worst)"]["loss"]["std"] is None
-    # One note for both methods, before training and again with the results.
+    # Both methods share one note, which is printed before training and with the results.
     note = "8 of 8 clients have more than --max_examples=3."
     assert outcome.out.count(note) == 2

@@ -1,4 +1,4 @@
-"""`export_data` writes a store as a TFF file; client ids never become part of its SQL."""
+"""`export_data` writes a store as a TFF file; client ids are parameters of its SQL."""
 
 import pytest
 

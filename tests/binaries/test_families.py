@@ -30,7 +30,7 @@ def test_files_have_every_conformity_level(family):
         assert np.all(columns[f"kept_share/{level}"] <= 1)
     np.testing.assert_allclose(columns["kept_share/conformity_0.3"], 0.3, rtol=1e-5)
     np.testing.assert_allclose(columns["kept_share/conformity_1"], 1.0, rtol=1e-6)
-    # The main model is that of the first level, and its columns have no model name.
+    # The first level's model is the main model, whose columns have no model name.
     assert "test/worst loss" in columns
     assert "test[conformity_1]/worst loss" in columns
     result = read_json(family / "result.json")

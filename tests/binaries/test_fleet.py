@@ -1,4 +1,4 @@
-"""A fleet executes an export with the bits of `run_plan`; its state becomes a run again."""
+"""A fleet computes the same bits as `run_plan`, and `import_state` makes a run of its state."""
 
 from __future__ import annotations
 

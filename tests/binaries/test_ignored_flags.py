@@ -27,7 +27,7 @@ class _Pair(NamedTuple):
 
     Attributes:
         flag: Argument with the flag and a value.
-        ignored_by: Arguments that ignore the flag; the message names the first. Empty for defaults.
+        ignored_by: Arguments with which the flag has no effect; empty for the defaults.
         used_by: Arguments with which the flag has an effect.
     """
 

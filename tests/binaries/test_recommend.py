@@ -128,7 +128,7 @@ def test_killed_search_resumes_with_equal_choice(call: Caller, data, recommended
 
 @pytest.mark.nightly
 def test_chosen_last_layer_trains_in_two_stages(call: Caller, data, recommended, tmp_path):
-    """A patch forces the choice."""
+    """A patch makes last_layer the choice."""
     folder = tmp_path / "runs"
     shutil.copytree(recommended[0], folder)
     flags = (*data, *_SHORT, f"--output_dir={folder}", "--resume")

@@ -16,7 +16,7 @@ from tests.binaries.harness import ROOT, TOY, Caller
 _NUMBERS = "--lambda_baselines=1,2"
 _CENTRAL = "--privacy=central --noise_multiplier=1"
 _TFF = "--runtime=tff --update_aggregator="
-# Arguments of `train`, the beginning of the message, and another part of the message.
+# Each row: arguments of `train`, beginning of the message, another part of the message.
 _TRAIN = [
     ("--algorithm=agnostic_fedavg", "--algorithm: ", "did you mean agnostic_fed_avg?"),
     ("--windw=3", "Unknown command line flag 'windw'", "window"),
@@ -127,7 +127,7 @@ _SETTINGS = [
     (_SPEC, _SPEC.replace('"By size"', "None"), "label: expected a string, found None"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'pover': 2.0}})", "paper_settings: expected flags"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'size_power': '2'}})", "paper_settings: --size_power"),
-    # Names of a run's, an aggregation's and a task's flag, and of another algorithm's option.
+    # Options with names of flags of a run, an aggregation, a task and another algorithm.
     (_POWER, "rounds: int = 1", "options: expected names that no other flag has, found rounds"),
     (_POWER, "secure_bits: int = 1", "options: expected names that no other flag has, found sec"),
     (_POWER, "keep: int = 1", "options: expected names that no other flag has, found keep"),

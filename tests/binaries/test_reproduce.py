@@ -181,7 +181,7 @@ def test_dump_becomes_store_and_mixed_models(call: Caller, folder, small_experim
         assert [int(row["predictors/sampled"]) for row in rows] == [1, 1]
         for row in rows:
             whole = int(row["predictors/bytes_of_ensemble"])
-            # A message has one predictor of two, and a few numbers.
+            # A message holds one of the two predictors, and a few numbers.
             assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
     store = load_store(run / "clients.store").digest()
 

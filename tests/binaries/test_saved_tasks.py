@@ -213,7 +213,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     assert [np.any(a != b) for a, b in zip(before, after)] == [False, True, True]
     free = run("free", "--initial_model=frozen")
     assert [np.any(a != b) for a, b in zip(after, free)] == [True] * 3
-    # Evaluation and Keras file have the trained weights.
+    # `evaluate` and model.keras have the trained weights.
     call.ok(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain")
     result, actual = (read_json(folder / name) for name in ("frozen/result.json", "e.json"))
     # The run's secure sums are rounded.

@@ -79,7 +79,7 @@ def _resume_command(line: str, text: str) -> list[str]:
 
 @pytest.mark.nightly
 def test_stopped_run_prints_a_command_that_resumes(call, folder):
-    # The printed command has one word instead of these two.
+    # --output_dir is two words here, and one word in the printed command.
     command = python_module("train", *_FLAGS, "--output_dir", "run")
     with Process(command, folder) as process:
         process.wait_for_rows(folder / "run" / "metrics.csv", 20)
@@ -224,6 +224,6 @@ def test_command_dies_with_its_parent():
 
 
 def test_command_waits_despite_ignored_sigchld():
-    """A shell with SIGCHLD ignored starts the command, which inherits this."""
+    """The command inherits SIGCHLD as ignored from a shell."""
     ignoring = ["/bin/sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *_command("sys.exit(3)")]
     assert subprocess.run(ignoring, cwd=ROOT, check=False).returncode == 3

@@ -106,7 +106,7 @@ def test_resume_needs_unchanged_imports(call, algorithm, folder):
     call.ok(train, *flags)
     call.ok(train, *flags, "--resume")
     (folder / "power.py").write_text("def power(n, exponent):\n    return exponent**n\n")
-    # Write the file again, to make this process load its imports again, as a new one would.
+    # A rewritten file is loaded again with its imports, as in a new process.
     write_by_size(algorithm, imports)
     message = call.refused(folder, train, *flags, "--resume")
     assert message.startswith("run: expected the files that the algorithm imports that the run ")

@@ -21,7 +21,7 @@ for line in sys.stdin:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Returns the only environment variables, none for Python, TensorFlow or this package."""
+    """Returns an environment without variables for Python, TensorFlow or this package."""
     return {"HOME": str(home), "PATH": os.environ["PATH"]}
 
 

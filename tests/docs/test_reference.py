@@ -35,7 +35,7 @@ def entries(pages, page):
 
 @pytest.fixture
 def defined(monkeypatch):
-    """A function that returns the flags which a command defines."""
+    """A function that returns the flags of a command."""
     names = []
 
     def note(name, default, help_):

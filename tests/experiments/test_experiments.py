@@ -77,7 +77,7 @@ def test_methods_are_valid_runs(name):
         assert tuple(arms[: len(recipe.arms)]) == recipe.arms
     assert len({arm.label for arm in experiment.arms.values()}) == len(arms)
     for arm in experiment.arms.values():
-        # Settings without effect are refused.
+        # `resolve` rejects settings without effect.
         resolve(experiment.task, dict(arm.settings), experiment.task_options)
 
 
@@ -142,5 +142,5 @@ def test_import_options_are_valid(name, tmp_path):
     assert dataclasses.replace(options, input=(), output="") == experiment.raw_data
     fields = dataclasses.fields(options)
     given = {f.name for f in fields if getattr(options, f.name) != f.default}
-    # Options without effect, or out of range, are refused.
+    # `checked_import` rejects options without effect or out of range.
     checked_import(options, given)

@@ -44,7 +44,7 @@ def test_by_group_becomes_a_data_frame():
     frame = pandas.DataFrame(measured.by_group)
     assert list(frame.index) == [*_RESULT["domains"]] and list(frame.columns) == [*_MEASURES]
     assert frame.loc["b", "accuracy"] == 0.6 and frame["loss"].isna()["none"]
-    # fairlearn's definitions, for the counted domains.
+    # Compute fairlearn's definitions for the counted domains.
     counted = frame.drop(index=list(measured.not_counted))
     assert (counted.max() - counted.min()).to_dict() == pytest.approx(measured.difference())
     assert (counted.min() / counted.max()).to_dict() == pytest.approx(measured.ratio())

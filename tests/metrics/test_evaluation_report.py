@@ -29,7 +29,7 @@ _MODEL = logistic_regression(2, 3)
 def _over_clients(
     measure: str, values: Sequence[Sequence[float]], model: Model = _MODEL
 ) -> ClientDistribution:
-    """Returns the distribution over clients, whose values are given for each row."""
+    """Returns the distribution over clients with these values in each row."""
     grid = measure_grids(model)[measure]
     histogram = np.zeros([len(values), grid.num_bins], np.int64)
     for row, row_values in enumerate(values):
@@ -196,7 +196,7 @@ def test_wide_table_splits_by_measure(report):
         assert max(map(len, lines)) <= 120
         assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
         assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
-    # Only the last table is followed by the note.
+    # The note follows the last table only.
     assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
 
 
@@ -210,7 +210,7 @@ def test_single_domain_has_no_difference(report):
 
 
 def _perplexities(cross_entropies: Sequence[Sequence[float]]) -> EvaluationReport:
-    """Returns a report on clients of one word each, whose cross-entropies are given by domain."""
+    """Returns a report on clients of one word each, given the cross-entropies by domain."""
     model = dataclasses.replace(_MODEL, metrics=(perplexity(5),))
     sums = np.array([sum(entropies) for entropies in cross_entropies], np.float32)
     counts = np.array([len(entropies) for entropies in cross_entropies])

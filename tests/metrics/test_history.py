@@ -1,4 +1,4 @@
-"""metrics.csv is exact and resumable, and a crash may damage its end."""
+"""metrics.csv: exact values, resuming, and repair of an end that a crash damaged."""
 
 import csv
 import math

@@ -22,7 +22,7 @@ _Z = 1.959963984540054
 def test_share_has_wilson_interval(share, count):
     low, high = share_interval(share, count)
     for end in (low, high):
-        # The interval has the shares that a test of this level accepts, at its ends barely.
+        # At the interval's ends, a test of this level just accepts the share.
         assert (share - end) ** 2 == pytest.approx(_Z**2 * end * (1 - end) / count, abs=1e-12)
     assert 0 <= low <= share <= high <= 1
 
@@ -85,12 +85,12 @@ def test_intervals_cover_the_truth():
         return rng.exponential(size=200)
 
     ones = np.ones(200, int)
-    # An exponential has the mean log(10) + 1 of the worst tenth, and the median log(2).
+    # The worst tenth of an exponential has mean log(10) + 1, and the median is log(2).
     cases = [
         (lambda x: mean_interval(x, ones, x.mean()), 1.0),
         (lambda x: quantile_interval(x, ones, 0.5), math.log(2)),
         (lambda x: superquantile_interval(x, ones, 0.1, True), math.log(10) + 1),
     ]
     for interval, truth in cases:
-        # The tail has 20 clients: docs/explanations/intervals.md has their coverage.
+        # The tail has only 20 clients; see the coverage in docs/explanations/intervals.md.
         assert 0.88 <= _covered(interval, truth, draw) <= 0.99

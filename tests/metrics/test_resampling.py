@@ -15,7 +15,7 @@ from tff_agnostic.metrics.intervals import (
 
 
 def _replicates(rng, values, sizes, count):
-    """Returns Poisson replicates of the ratios of sums [K, C] to sizes [C], and of the size."""
+    """Returns Poisson replicates of the ratios of sums [K, C] to sizes [C], and of the total size."""
     weights = rng.poisson(1.0, (count, len(sizes)))
     by_size = weights @ sizes
     ratios = [
@@ -37,7 +37,7 @@ def test_replicates_have_variance_of_a_ratio():
     ratios, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
     ratio = right.sum() / sizes.sum()
     assert ratios.mean() == pytest.approx(ratio, abs=1e-3)
-    # Cochran 1977, equation 6.13, without the correction for a finite population.
+    # By Cochran 1977, equation 6.13, without the correction for a finite population.
     expected = np.sum((right - ratio * sizes) ** 2) / sizes.sum() ** 2
     assert ratios.var() == pytest.approx(expected, rel=0.05)
     kish = sizes.sum() ** 2 / np.sum(sizes**2)
@@ -68,7 +68,7 @@ def test_variance_matches_two_crossed_samples():
     gains += rng.normal(0, 0.5, (num_seeds, 1))
     replicates, _ = _replicates(rng, gains, np.ones(num_clients), 20_000)
     spread = combined(gains.mean(axis=1), replicates, num_clients)
-    # Variances over rows, columns and both (Cameron, Gelbach and Miller 2011).
+    # By sums of squares of rows, columns and cells (Cameron, Gelbach and Miller 2011).
     rows = gains.mean(axis=1).var(ddof=1) / num_seeds
     columns = gains.mean(axis=0).var(ddof=1) / num_clients
     each = gains.var(axis=1, ddof=1).mean() / num_clients

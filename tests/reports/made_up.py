@@ -117,7 +117,7 @@ def one_set(rng: np.random.Generator, num_examples: int) -> dict[str, Any]:
 
 
 def client_values(rng: np.random.Generator) -> dict[str, Any]:
-    """Returns a measure's entry of `client_values` in result.json; None is infinite."""
+    """Returns a measure's entry of `client_values` in result.json, with None for infinity."""
     values = [*np.sort(rng.random(5)).round(3).tolist(), None]
     return {
         "histogram": {"value": values, "clients": [3, 4, 5, 6, 7, 5]},

@@ -60,7 +60,7 @@ def test_curves_connect_known_rounds():
     np.testing.assert_array_equal(first.get_xydata(), [[2, 3], [4, 1]])
     assert len(second.get_xdata()) == 1
     assert figure.axes[0].get_ylabel() == "loss on the test clients"
-    # Names are neither formulas nor omitted from the legend.
+    # A name with $ is not a formula, and the legend includes a name that begins with _.
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == [r"\$x^\$", " _hidden"]
     assert "$x^$" in _draw(figure)

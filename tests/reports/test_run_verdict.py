@@ -35,7 +35,7 @@ def _run(accuracies=_ACCURACIES, counts=_COUNTS, error=_ERROR, resampled=True, *
 
 
 def _ends(change: float) -> str:
-    """Student's interval for four domains, of n / (n - 1) times the replicates' variance."""
+    """Returns Student's interval from n / (n - 1) times the variance, at the level of 4 domains."""
     deviation = (_ERROR**2 * 25 / 24) ** 0.5
     half = stats.t.ppf(1 - 0.025 / 4, 1 / (1 / 24 + 1 / 199)) * deviation
     return f"95% interval {100 * (change - half):+.1f} to {100 * (change + half):+.1f}"

@@ -224,7 +224,7 @@ def test_help_is_requested_by_its_flags(arguments, expected):
 
 @pytest.fixture
 def handled(monkeypatch):
-    """The list of signals that reach the handlers from before the test."""
+    """Signals that reached the handlers which `StopRequest` replaces."""
     seen: list[int] = []
     previous = {
         number: signal.signal(number, lambda n, frame: seen.append(n))

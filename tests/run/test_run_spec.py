@@ -230,7 +230,7 @@ def test_noise_keys_differ_unless_seeded(generator):
     assert {len(key) for key in keys} == {_NUMBERS[generator]}
     smallest = {"philox": 0, "secure": -(2**63)}[generator]
     assert all(smallest <= number < 2**63 for key in keys for number in key)
-    # The numbers use all of their bits.
+    # Keys use the whole range of their numbers.
     assert min(map(min, keys)) < smallest + 2**61
     seeded = make_options(DistributedOptions, noise_generator=generator, noise_seed=3)
     assert (

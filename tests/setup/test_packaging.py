@@ -170,7 +170,7 @@ def test_package_list_is_complete(project):
     assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
-# Distributions whose name is not that of the module.
+# Distributions whose names differ from their modules'.
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",

@@ -115,7 +115,7 @@ def _train_without_tff(folder: Path, *flags: str) -> "subprocess.CompletedProces
 
 @pytest.mark.nightly
 def test_plain_private_run_needs_no_tff(tmp_path):
-    """A private run checks that no step sends clients the noise key, without TFF too."""
+    """The check that no step sends clients the noise key needs no TFF."""
     private = ("--privacy=central", "--noise_multiplier=1", "--clients_per_round=4")
     algorithm = ("--algorithm=delta_fl", "--threshold=survey")
     done = _train_without_tff(tmp_path / "run", *private, *algorithm)

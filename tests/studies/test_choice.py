@@ -198,7 +198,7 @@ def test_recommendation_names_limit_and_nearest_method():
         "The nearest is SURE, with worst:accuracy +20.0 points (95% interval +18.0 to +22.0) and "
         "all examples together lose 3.10 points.",
     ]
-    # With a larger limit the method is chosen, and the text names the better one.
+    # With a larger limit the method is chosen, and the text names the excluded, better one.
     assert chosen(rows, 0.04) == "sure"
     first, values, _, excluded = _sentences(rows, "sure", 0.04)
     assert first.startswith("Recommended: SURE with ")
@@ -263,7 +263,7 @@ def test_intervals_stay_within_possible_gains(changes, unit, interval):
     assert gain.interval() == (None if interval is None else pytest.approx(interval, abs=1e-4))
     assert gain.has_too_few_trials == (interval is None)
     assert gain.is_open == (gain.direction() == 0)
-    # The direction is the same as without limits.
+    # Limits do not change the direction.
     assert gain.direction() == difference("worst", ours, theirs, True, Unit.NONE).direction()
 
 

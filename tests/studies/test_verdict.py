@@ -113,7 +113,7 @@ def _context(worst, their_worst):
 
 
 def test_verdict_names_both_worst_domains_and_largest_changes():
-    # FedAvg's worst domain is a, and ours is b, without significance. The gain of c is the largest.
+    # FedAvg's worst domain is a, and ours is b, but not significantly. Domain c gains most.
     actual = {
         "a": _gain("a", 0.615, 0.65, 0.02),
         "b": _gain("b", 0.936, 0.6, 0.3),
@@ -163,7 +163,7 @@ def test_advice_estimates_the_needed_trials():
 
 
 def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
-    """Returns three trials; their replicates vary by domain with deviation `noise`."""
+    """Returns three trials whose replicates have standard deviation `noise` in each domain."""
     rng = np.random.default_rng(seed)
     means = np.asarray(accuracies, float)
     by_seed = [means + d for d in (-0.001, 0.0, 0.001)]
@@ -346,5 +346,5 @@ def test_neglected_domains_are_named(clients, worse, expected):
     lines = neglected(_comparison(rows), runs)
     assert len(lines) == (expected is not None)
     assert not lines or lines[0].startswith(expected)
-    # Domain b is also worse, but lambda does not neglect it.
+    # Domain b is also worse, but its lambda is not near 0.
     assert not any("neglects b" in line for line in lines)

@@ -122,7 +122,7 @@ def test_cohorts_are_compared_with_the_second_cohort(tmp_path):
 def test_memory_growth_is_from_first_to_last_look(tmp_path):
     long_run = measure_scale(Fake("grows"), PLAN, protocol(tmp_path, rounds=1, repeats=1)).long_run
     assert list(long_run.memory_bytes) == [2, 4, 6]
-    # Four rounds of 20 MB.
+    # Four rounds add 20 MB each.
     assert 75e6 < long_run.growth_bytes < 110e6
 
 

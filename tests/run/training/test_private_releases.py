@@ -96,7 +96,7 @@ class _Noted:
     released: list[_Released]
 
     def __call__(self, weights: Any, parts: Any) -> Any:
-        # An evaluation without noise is no release.
+        # An evaluation without noise is not a release.
         return self.evaluate(weights, parts)
 
     def for_each(self, models: Any, parts: Any, states: Any = None) -> Any:
@@ -118,7 +118,7 @@ def _train(
     task: Optional[Task] = None,
     **changed: Any,
 ) -> list[_Released]:
-    """Trains, and returns the released evaluations; crashes before it saves `crash_after`."""
+    """Trains, and returns the released evaluations; crashes before saving round `crash_after`."""
     watched = _Watched(on)
 
     class Crashing(Observer):
@@ -374,7 +374,7 @@ def test_rejects_more_evaluations_than_planned(cohort_runtime, lost):
     parts.evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4, including"):
         check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
-    # As many evaluations are planned, but one for another round than the completed evaluation.
+    # Equally many evaluations are planned, but one of them for another round than before.
     with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
         check_plan(parts.privacy, spec, (9, 5), 4, parts.evaluations)
 

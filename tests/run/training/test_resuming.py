@@ -62,7 +62,7 @@ def test_earlier_evaluations_stay_when_period_changes(cohort_runtime, whole, tmp
     # Resume again: by now, config.json has the new period only.
     train(cohort_runtime, path, resume=True, evaluate_every=3, rounds=10)
     columns, expected = (read_history(p / "metrics.csv")["test/loss"] for p in (path, whole))
-    # Evaluations of the last rounds 5 and 7 go; those due in rounds 2 and 4 stay.
+    # Evaluations of the last rounds 5 and 7 are dropped, and those due in rounds 2 and 4 kept.
     assert (np.flatnonzero(~np.isnan(columns)) + 1).tolist() == [2, 4, 6, 9, 10]
     np.testing.assert_array_equal(columns[[1, 3, 5]], expected[[1, 3, 5]])
 
@@ -72,7 +72,7 @@ def test_extended_run_evaluates_the_sample_again(cohort_runtime, tmp_path):
     whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
     sampled = {"evaluation_clients": 2}
     train(cohort_runtime, whole, **sampled)
-    # Round 4 is evaluated on all clients where it is the last, and on two in the whole run.
+    # The shorter run evaluates round 4, its last, on all clients, and the whole run on two.
     train(cohort_runtime, longer, rounds=4, **sampled)
     overall = (longer / "metrics.csv").read_bytes()
     assert not (whole / "metrics.csv").read_bytes().startswith(overall)
@@ -115,7 +115,7 @@ def test_each_evaluation_runs_once(cohort_runtime, whole, tmp_path):
             return types.SimpleNamespace(for_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
-    # Rounds 2, 4, 6 and 7 are evaluated, and the initial model, as a lambda ends near 0.
+    # Rounds 2, 4, 6 and 7 are evaluated; so is the initial model, as a lambda ends near 0.
     assert evaluated[:3] == [2, 2, 2]
     assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
 

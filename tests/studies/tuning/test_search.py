@@ -279,7 +279,7 @@ def test_first_trial_has_the_given_settings():
     values, outside = arms["fair"].start(9)
     assert values == {"client_learning_rate": 1.0, "server_optimizer": "sgd", "q": 3.0}
     assert outside == []
-    # FedAvg's default learning rate on digits is 8, out of the range.
+    # FedAvg's default learning rate on digits is 8, outside of the range.
     values, outside = arms["fed_avg"].start(9)
     assert values == {"server_optimizer": "sgd"}
     assert any("client_learning_rate=8.0 is outside of log:0.01..1" in text for text in outside)

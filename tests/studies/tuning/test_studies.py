@@ -76,7 +76,7 @@ def _opened(folder, budget, first=_FIRST, spaces=_SPACES, kind=Search, objective
 
 
 def _train(search: Search, claim: Claim, seconds: float) -> None:
-    """Writes that the run of a claimed trial took this time."""
+    """Records the seconds that a claimed trial's run took."""
     path = search.runs.path(f"{claim.run_name}/seed_0")
     path.mkdir(parents=True)
     write_json(path / "seconds.json", {"seconds": seconds})
@@ -229,7 +229,7 @@ def test_equal_trials_share_runs_and_end_search(tmp_path):
     trials = search.trials("one")
     assert len(first) == 2 and finds_nothing_new(trials)
     assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
-    # A budget of trials ignores that they find nothing new.
+    # A budget in trials continues, although trials find nothing new.
     assert not _opened(tmp_path, Budget(len(trials) + 1, None), {}, spaces).is_complete
 
 
