@@ -15,7 +15,7 @@ from tff_agnostic.metrics.intervals import (
 
 
 def _replicates(rng, values, sizes, count):
-    """Returns Poisson replicates of the ratios of sums [K, C] to sizes [C], and of the total size."""
+    """Returns Poisson replicates of the sums [K, C] over sizes [C], and of the total size."""
     weights = rng.poisson(1.0, (count, len(sizes)))
     by_size = weights @ sizes
     ratios = [

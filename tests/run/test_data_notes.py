@@ -6,7 +6,7 @@ from tff_agnostic.program.runs.data_notes import dominant_clients
 
 
 def test_dominant_client_is_named_with_its_share():
-    # One of 30 clients has 41 of the 100 examples of the first domain.
+    # A single client has 41 of the first domain's 100 examples.
     first = [41, *[2] * 28, 3]
     counts = np.stack([first, [5] * 30], axis=1)
     (remark,) = dominant_clients(counts, ("rural", "urban"), "train")
