@@ -8,6 +8,7 @@ import pytest
 from binaries import compare, export
 from tests import golden
 from tests.binaries.harness import TOY, Caller, compared_specs, tree
+from tests.reports.made_up import page_blocks
 from tff_agnostic.base.files import read_json
 from tff_agnostic.domain_weights.ascent import Fixed
 
@@ -47,8 +48,7 @@ def test_methods_have_their_settings(compared):
 @pytest.mark.nightly
 def test_tables_show_method_labels(compared):
     path, _ = compared
-    page = read_json(path / "page.json")
-    tables = [b for s in page["sections"] for b in s["blocks"] if b.get("columns")]
+    tables = [block for block in page_blocks(path) if block.get("columns")]
     labels = ["AgnosticFedAvg", "last layer balanced", "pooled, not federated"]
     assert [t["columns"][1:] for t in tables].count(["mild", "strong", *labels]) == 2
     actual = read_json(path / "compare.json")

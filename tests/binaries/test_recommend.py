@@ -10,6 +10,7 @@ from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import recommend
 from tests.binaries.harness import Caller
 from tests.data.stores import write_store
+from tests.reports.made_up import page_blocks
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.studies import recommend as recommend_command
@@ -55,9 +56,7 @@ def _content(path: Path):
 
 
 def _tables(path: Path):
-    sections = read_json(path / "page.json")["sections"]
-    blocks = [block for section in sections for block in section["blocks"]]
-    return {block["table"]: block["rows"] for block in blocks if "table" in block}
+    return {block["table"]: block["rows"] for block in page_blocks(path) if "table" in block}
 
 
 @pytest.fixture(scope="module")

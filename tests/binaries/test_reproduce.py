@@ -14,6 +14,7 @@ from binaries import reproduce
 from tests import golden
 from tests.binaries.harness import ADULT_ROW, Caller, tree
 from tests.data.stores import text_store
+from tests.reports.made_up import page_blocks
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import load_store
@@ -90,9 +91,8 @@ def adult(folder, adult_files):
     return folder
 
 
-def _lines(page: Any) -> list[str]:
-    blocks = [block for section in page["sections"] for block in section["blocks"]]
-    return [line for block in blocks for line in block.get("sentences", ())]
+def _lines(run: Path) -> list[str]:
+    return [line for block in page_blocks(run) for line in block.get("sentences", ())]
 
 
 @pytest.mark.nightly
@@ -126,7 +126,7 @@ def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments
     }
 
     page = read_json(adult / "run" / "page.json")
-    lines = _lines(page)
+    lines = _lines(adult / "run")
     assert f"./run reproduce {' '.join(arguments)}" in lines
     assert any(line.startswith("--rounds is 2; the task's default is ") for line in lines)
     assert any(line.endswith(" on 3 processor cores.") for line in lines)
@@ -207,9 +207,10 @@ def test_scale_shortens_runs(call: Caller, adult, small_experiments, monkeypatch
     config = read_json(adult / "run/runs/fed_avg/trial_00/run/config.json")
     assert (config["rounds"], config["evaluate_every"]) == (1, 1)
     page = read_json(adult / "run/page.json")
-    assert "Shortened: 0.0001 times the task's rounds." in _lines(page)
+    lines = _lines(adult / "run")
+    assert "Shortened: 0.0001 times the task's rounds." in lines
     # The page also lists changed task options.
-    assert "--heldout_share is 0.5; the task's default is 0." in _lines(page)
+    assert "--heldout_share is 0.5; the task's default is 0." in lines
     assert "accuracy of doctorate on validation clients" in json.dumps(page)
     assert "heldout/accuracy/doctorate" in (
         adult / "run/runs/fed_avg/trial_00/run/metrics.csv"

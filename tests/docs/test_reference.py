@@ -1,4 +1,4 @@
-"""Reference pages that are generated from the code, and the order of the site's pages."""
+"""Reference pages that are generated from the code, and pages that the site converts."""
 
 import ast
 import json
@@ -94,34 +94,6 @@ def test_run_plan_and_fleet_have_their_flags(pages):
     assert "%(default)s" not in fleet
 
 
-def _page(path, links=(), text="# A page\n"):
-    return sources.Page(path, text, tuple(links))
-
-
-def _order(text):
-    return re.findall(r"^(?!:|`)(\S+\.md)$", text.partition("```{toctree}")[2], re.MULTILINE)
-
-
-def test_pages_follow_the_link_order():
-    given = [
-        _page("index.md", ["b.md", "how_to/z.md", "a.md"]),
-        _page("a.md"),
-        _page("b.md"),
-        _page("how_to/index.md", ["how_to/z.md", "how_to/y.md"]),
-        _page("how_to/y.md"),
-        _page("how_to/z.md"),
-        _page("how_to/not_linked.md"),
-        _page("results.md", ["results/two.md"]),
-        _page("results/one.md"),
-        _page("results/two.md"),
-    ]
-    texts = sources.with_order({page.path: page for page in given})
-    assert _order(texts["index.md"]) == ["b.md", "how_to/index.md", "a.md", "results.md"]
-    assert _order(texts["how_to/index.md"]) == ["z.md", "y.md", "not_linked.md"]
-    # results.md is the index of the folder results.
-    assert _order(texts["results.md"]) == ["results/two.md", "results/one.md"]
-
-
 @pytest.mark.slow
 def test_python_reference_has_each_public_name_once():
     texts, files = api.pages(ROOT)
@@ -138,22 +110,6 @@ def test_python_reference_has_each_public_name_once():
     (compare,) = [node for node in declared.body if getattr(node, "name", "") == "compare_runs"]
     assert [arg.arg for arg in compare.args.args] == ["rows", "folder"]
     assert [type(node) for node in compare.body] == [ast.Expr]
-
-
-def test_api_declarations_have_signatures_and_no_bodies(tmp_path):
-    package = tmp_path / "tff_agnostic"
-    package.mkdir()
-    (package / "options.py").write_text(
-        "__all__ = ['Options']\n_HALF = 0.5\n@dataclasses.dataclass\nclass Options(Base):\n"
-        "    'The options.'\n    share: float = setting(_HALF, 'A help text.', at_least=0)\n"
-        "    def _mean(self): ...\n    def shown(self, n: int = _HALF) -> int:\n        return n\n"
-    )
-    entry_texts = api.Sources(tmp_path)
-    definition = entry_texts.definition("tff_agnostic.options", "Options")
-    text = api.declarations(entry_texts, [definition])
-    assert "class Options(Base):" in text and "The options." in text
-    assert "n: int=0.5) -> int" in text
-    assert "help" not in text and "_mean" not in text and "return" not in text
 
 
 def test_sequence_diagrams_become_tables():

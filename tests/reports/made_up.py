@@ -268,6 +268,12 @@ class Reader(HTMLParser):
             self.names[-1] += data
 
 
+def page_blocks(folder: Path) -> list[Any]:
+    """Returns the blocks of all sections in page.json."""
+    sections = json.loads((folder / "page.json").read_text())["sections"]
+    return [block for section in sections for block in section["blocks"]]
+
+
 def all_numbers(content: Any) -> set[float]:
     """Returns all numbers of a JSON value, also those within its strings."""
     if isinstance(content, dict):

@@ -22,6 +22,7 @@ from tests.reports.made_up import (
     all_numbers,
     many_classes,
     one_set,
+    page_blocks,
     reads_as,
     result,
     two_classes,
@@ -106,9 +107,7 @@ def test_class_tables_begin_with_the_worst_domain(tmp_path, without_pictures):
 
 
 def _tables(folder: Path, caption: str) -> list[Any]:
-    sections = json.loads((folder / "page.json").read_text())["sections"]
-    blocks = [block for section in sections for block in section["blocks"]]
-    return [block for block in blocks if block.get("table", "").startswith(caption)]
+    return [b for b in page_blocks(folder) if b.get("table", "").startswith(caption)]
 
 
 def test_awkward_names_are_escaped(tmp_path, without_pictures):

@@ -149,15 +149,6 @@ def test_algorithm_is_read_from_unchecked_config(tmp_path, content, algorithm):
     assert _algorithm(tmp_path / "missing") == ""
 
 
-def test_folder_survives_kill_while_created(tmp_path):
-    (tmp_path / ".config.json.4711.tmp").write_text("{")
-    folder = RunFolder(tmp_path)
-    folder.check(_spec(), resume=True)
-    with folder.locked():
-        folder.write_config(_spec(), {}, _EXECUTION)
-    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
-
-
 def test_folder_survives_kill_before_config(tmp_path):
     folder = RunFolder(tmp_path)
     for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):

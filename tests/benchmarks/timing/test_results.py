@@ -109,16 +109,6 @@ def test_page_without_section_raises_and_stays(path, text):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"), [(None, "No such file or directory"), (b"\xff", "it is not UTF-8 text")]
-)
-def test_rejects_unreadable_page(path, content, reason):
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=f"^--page: expected a page, found .*: {reason}$"):
-        Page(path).check()
-
-
 # --- Sizes, data and operations of the workloads
 
 
