@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.binaries.harness import Outcome, Process, python_module
 from tff_agnostic.base.files import read_json
 
-# Sets a terminal's title, reverses the writing direction, starts a C1 sequence; and DEL.
+# Characters that set a terminal's title, reverse writing, start a C1 sequence, and delete.
 _BAD = "\x1b]0;owned\x07\u202e\x9b2J\x7f"
 _ESCAPED = "\\x1b]0;owned\\x07\\u202e\\x9b2J\\x7f"
 # Domain names may reverse the writing direction, but must not have control characters.
