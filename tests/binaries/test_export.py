@@ -144,14 +144,13 @@ def test_rejects_invalid_flags(folder, arguments):
 
 @pytest.mark.nightly
 @golden.arguments
-def test_rejects_invalid_checkpoints(folder, trained, arguments):
+def test_rejects_invalid_checkpoints(call, folder, trained, arguments):
     for name in ("run", "damaged", "foreign"):
         shutil.copytree(trained, folder / name)
     (folder / "empty").mkdir()
     (folder / "damaged" / "checkpoints" / "round_00000002.npz").write_bytes(b"PK\x03\x04")
     (folder / "foreign" / "config.json").unlink()
-    nothing_starts = Caller(None)
-    return nothing_starts.refused(folder, export, *arguments, "--output_dir=new/export")
+    return call.refused(folder, export, *arguments, "--output_dir=new/export")
 
 
 def test_unwritable_folder_prints_one_line(call, folder):

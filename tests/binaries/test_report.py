@@ -86,11 +86,10 @@ def test_unwritable_report_keeps_results(call, folder):
 
 def test_rejects_folders_without_complete_runs(call, folder):
     assert call.refused(folder, report).startswith("--run: expected folder of a complete run, comp")
+    for name, content in (("a", "{}"), ("b", '{"about": {"measures": {"loss": 3}}}')):
+        (folder / name).mkdir()
+        (folder / name / "result.json").write_text(content)
     (folder / "empty").mkdir()
-    message = call.refused(folder, report, "--run=empty")
-    assert message == "empty/result.json: expected the result of a complete run, found none"
-    assert call.refused(folder, report, "--run=nowhere").startswith("nowhere/result.json: expected")
-    (folder / "empty" / "result.json").write_text("{}")
-    assert "expected the result of a run" in call.refused(folder, report, "--run=empty")
-    (folder / "empty" / "result.json").write_text('{"about": {"measures": {"loss": 3}}}')
-    assert "expected the result of a run" in call.refused(folder, report, "--run=empty")
+    for name in ("nowhere", "empty", "a", "b"):
+        message = call.refused(folder, report, f"--run={name}")
+        assert message.startswith(f"{name}/result.json: expected the result of a ")

@@ -155,28 +155,18 @@ def test_resumed_run_needs_trust_again(call, folder):
 
 @pytest.mark.slow
 def test_rejects_unusable_initial_models(call, folder, three_rounds):
-    def refused(path: str) -> str:
-        arguments = [*TOY, "--rounds=1", "--output_dir=run", f"--initial_model={path}"]
-        return call.refused(folder, train, *arguments)
-
     call.ok(save_model, f"--checkpoint={three_rounds}", "--output_dir=saved")
-    for path in ("saved/model.keras", str(three_rounds)):
-        message = refused(path)
-        assert message.startswith("--initial_model: /")
-        assert "[64, 10]" in message
     (folder / "empty").mkdir()
-    assert refused("empty") == (
-        "--initial_model: expected a Keras model, a checkpoint or the folder of a run, found no "
-        "checkpoint in empty"
-    )
-    assert refused("no.keras") == (
-        "--initial_model: expected a file or a run's folder, found none at no.keras"
-    )
-    (folder / "notes.txt").write_text("")
-    assert refused("notes.txt").startswith(
-        "--initial_model: expected a Keras model (.keras or .h5), a checkpoint or the folder of a "
-    )
-    (folder / "broken.keras").write_text("")
-    assert refused("broken.keras").startswith(
-        "--initial_model: expected a Keras model, cannot load "
-    )
+    for name in ("notes.txt", "broken.keras"):
+        (folder / name).write_text("")
+    for path, message in (
+        ("saved/model.keras", "[64, 10]"),
+        (str(three_rounds), "[64, 10]"),
+        ("empty", "found no checkpoint in empty"),
+        ("no.keras", "expected a file or a run's folder, found none at no.keras"),
+        ("notes.txt", "expected a Keras model (.keras or .h5), a checkpoint or the folder of a "),
+        ("broken.keras", "expected a Keras model, cannot load "),
+    ):
+        flags = ("--rounds=1", "--output_dir=run", f"--initial_model={path}")
+        actual = call.refused(folder, train, *TOY, *flags)
+        assert actual.startswith("--initial_model: ") and message in actual

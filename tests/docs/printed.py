@@ -6,7 +6,7 @@ A comment in front of a block of text gives its kind:
     <!-- printed: form -->          CI runs the command shortened, and compares the lines on the
                                     page, without their numbers
     <!-- printed: 2026-11-24 -->    CI does not run it; the output is of that day
-    <!-- not run -->                it shows commands, and CI does not run them
+    <!-- not run -->                CI does not run the commands that the block shows
 
 CI compares every line of output that follows a block of Python. `...` marks omitted lines.
 """

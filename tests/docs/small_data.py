@@ -60,7 +60,7 @@ def _adult(source: Path, target: Path) -> None:
 def _fashion_mnist(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for path in source.glob("*-ubyte.gz"):
-        # An IDX file: magic number and sizes as big-endian int32, the number of items first.
+        # An IDX file begins with a magic number, and with sizes as big-endian int32, items first.
         header, item = (16, 28 * 28) if "images" in path.name else (8, 1)
         with gzip.open(path) as file:
             start, items = file.read(header), file.read(_GARMENTS * item)

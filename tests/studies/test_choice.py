@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tests import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread
@@ -189,48 +190,24 @@ def _sentences(rows, choice=None, may_lose=None):
     return Recommendation(searched, objective, choice, may_lose, comparison).sentences
 
 
-def test_recommendation_names_limit_and_nearest_method():
+@golden.text
+def test_recommendations_have_known_sentences():
     rows = {"sure": _judged(0.2, 0.01, loss=0.031), "other": _judged(0.3, 0.01, loss=0.1)}
-    assert chosen(rows, 0.03) is None
-    assert _sentences(rows, None, 0.03) == [
-        "Recommended: FedAvg with --client_learning_rate=0.5: no other method meets "
-        "--average_may_lose=3%.",
-        "The nearest is SURE, with worst:accuracy +20.0 points (95% interval +18.0 to +22.0) and "
-        "all examples together lose 3.10 points.",
-    ]
-    # With a larger limit the method is chosen, and the text names the excluded, better one.
-    assert chosen(rows, 0.04) == "sure"
-    first, values, _, excluded = _sentences(rows, "sure", 0.04)
-    assert first.startswith("Recommended: SURE with ")
-    assert values == (
-        "On the validation clients that chose, SURE has worst:accuracy 70.0%, FedAvg 50.0%: "
-        "+20.0 points (95% interval +18.0 to +22.0)."
-    )
-    assert excluded.startswith(
-        "--average_may_lose excludes OTHER, with worst:accuracy +30.0 points"
-    )
-    # Without a limit, no sentence mentions one.
-    text = " ".join(_sentences(rows))
-    assert "average_may_lose" not in text
-    assert "no other method is significantly better" in text
-
-
-def test_too_few_validation_clients_are_reported():
-    standing = _judged(0.2, 0.01)
-    few = dataclasses.replace(standing, gain=dataclasses.replace(standing.gain, clients=1.7))
-    first, nearest, advice = _sentences({"few": few})
-    assert first.endswith("that chose are too few to show whether another method is better.")
-    assert "+20.0 points (too few validation clients for an interval (worth 1.7))" in nearest
-    assert advice.startswith("Next: an interval needs validation clients that are worth at least 3")
-
-
-def test_diverged_method_is_excluded_under_any_limit():
-    rows = {"sure": dataclasses.replace(_judged(0.2, 0.01), is_whole=False)}
-    for may_lose in (None, 0.03):
-        text = " ".join(_sentences(rows, None, may_lose))
-        assert "no method that may be chosen is significantly better" in text
-        assert "Numbers that are not finite exclude SURE, with worst:accuracy +20.0" in text
-        assert "average_may_lose" not in text
+    assert chosen(rows, 0.03) is None and chosen(rows, 0.04) == "sure"
+    sure = _judged(0.2, 0.01)
+    few = dataclasses.replace(sure, gain=dataclasses.replace(sure.gain, clients=1.7))
+    diverged = {"sure": dataclasses.replace(sure, is_whole=False)}
+    two = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, math.nan, 0.1, 0.1, 1.0), math.nan, 1.0, 2)
+    texts = {
+        "no method within the limit": _sentences(rows, None, 0.03),
+        "a method within a larger limit": _sentences(rows, "sure", 0.04),
+        "no limit": _sentences(rows),
+        "too few validation clients": _sentences({"few": few}),
+        "a diverged method": _sentences(diverged),
+        "a diverged method under a limit": _sentences(diverged, None, 0.03),
+        "two trials": _sentences({"wide": Standing(two, 0.0)}),
+    }
+    return "\n\n".join("\n".join([f"# {name}", *lines]) for name, lines in texts.items())
 
 
 def _judged(mean, error, loss=0.0):
@@ -267,17 +244,7 @@ def test_intervals_stay_within_possible_gains(changes, unit, interval):
     assert gain.direction() == difference("worst", ours, theirs, True, Unit.NONE).direction()
 
 
-def test_few_trials_have_a_reason_for_no_interval():
-    gain = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, math.nan, 0.1, 0.1, 1.0), math.nan, 1.0, 2)
-    (*_, nearest, further) = _sentences({"wide": Standing(gain, 0.0)})
-    assert nearest.startswith(
-        "The nearest is WIDE, with worst:accuracy +40.0 points (2 trials are too few for an "
-        "interval)"
-    )
-    assert further.startswith(
-        "Next: 2 trials are too few to estimate how many would show a difference: --trials=10 "
-        "first; `./run frontier` shows"
-    )
+def test_equal_differences_have_no_interval():
     for trials, where in ((1, "for all clients"), (2, "in both trials"), (5, "in all trials")):
         same = Gain("worst", 0.5, 0.9, 0.4, Spread(0.4, 0.0, 0.0, 0.0, 1.0), 30.0, 1.0, trials)
         reason = f"no interval: the difference is the same {where}"

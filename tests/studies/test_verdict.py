@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from tests import golden
 from tests.run.harness import AWKWARD_NAMES
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread
@@ -48,118 +50,55 @@ def _sentences(worst, domains, overall=0.002, clients=40.0, error=0.02, seed_par
     return "\n".join(verdict(context, actual))
 
 
-def test_verdict_names_better_and_worse_domains():
-    text = _sentences(0.12, (-0.03, 0.001))
-    assert (
-        "Ours is better than FedAvg in the worst domain (a): accuracy 72.0% against 60.0%, "
-        "+12.0 points (95% interval +7.9 to +16.1)."
-    ) in text
-    assert (
-        "Who pays: Ours is worse than FedAvg in 1 of 3 domains (accuracy of b: 87.0% against "
-        "90.0%, -3.0 points (95% interval -4.0 to -2.0))."
-    ) in text
-    assert (
-        "Ours is better than FedAvg in 1 of 3 domains (accuracy of a: 72.0% against 60.0%" in text
-    )
-    assert "No significant difference in 1 of 3 domains between Ours and FedAvg (c)." in text
-    assert (
-        "No significant difference between Ours and FedAvg on all examples (95% interval -0.6 to "
-        "+1.0): accuracy 90.2% against 90.0%, +0.2 points."
-    ) in text
-    assert "over other test clients and other seeds (5 trials)" in text
-    assert "Next:" not in text
+_SEEDS = {"clients": math.nan, "seed_part": 1}
+_CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a gain in the worst domain and a loss in another": ((0.12, (-0.03, 0.001)), {}),
+    "a gain within its interval": ((0.03, (0.0, 0.0)), {}),
+    "almost no gain": ((0.0001, (0.0, 0.0)), {}),
+    "two test clients": ((0.12, (0.0, 0.0)), {"clients": 2.0}),
+    "intervals over seeds": ((0.12, (0.0, 0.0)), _SEEDS),
+    # It would take twelve times as many trials to show half a point.
+    "a small gain over seeds": ((0.005, (0.0, 0.0)), {"error": 0.0085, **_SEEDS}),
+    "a gain that more trials would show": ((0.03, (0.0, 0.0)), _SEEDS),
+    "a gain in three trials": ((0.03, (0.0, 0.0)), {"trials": 3, **_SEEDS}),
+}
 
 
-def test_insignificant_gain_estimates_needed_clients():
-    text = _sentences(0.03, (0.0, 0.0), error=0.02)
-    assert "No significant difference between Ours and FedAvg in the worst domain (a) (95%" in text
-    assert "No domain is significantly worse off with Ours." in text
-    # t of 30 degrees is 2.042: (0.7 e^2) / ((0.03 / 2.042)^2 - 0.3 e^2) = 2.9 times the clients.
-    assert "about 2.9 times the test clients would show it" in text
-    assert "`./run frontier`" in text and "--lambda_baselines" in text
-
-
-def test_few_clients_have_no_interval():
-    text = _sentences(0.12, (0.0, 0.0), clients=2.0)
-    assert (
-        "Ours has accuracy 72.0%, FedAvg 60.0% in the worst domain (a): +12.0 points (not certain: "
-        "too few test clients for an interval (worth 2.0))."
-    ) in text
-    assert (
-        "Next: an interval needs test clients that are worth at least 3 of equal size, and there "
-        "are 2.0: add some, or join similar domains"
-    ) in text
-
-
-def test_interval_for_all_examples_states_its_scope():
-    actual = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
-    actual[OVERALL] = _gain(OVERALL, 0.9, 0.92, 0.004)
-    text = "\n".join(verdict(_context("a", "a"), actual))
-    assert "No domain has an interval: no difference of a domain is certain." in text
-    assert "Intervals are of 95%, over other test clients and other seeds (3 trials).\n" in text
+@golden.text
+def test_verdicts_have_known_sentences():
+    texts = {name: _sentences(*given, **more) for name, (given, more) in _CASES.items()}
     # A frontier would have no intervals either, and is not suggested.
-    assert "join similar domains." in text and "frontier" not in text
-
-
-def test_seed_intervals_state_that_they_exclude_clients():
-    text = _sentences(0.12, (0.0, 0.0), clients=math.nan, seed_part=1)
-    assert "is better than FedAvg" in text
-    assert "over other seeds (5 trials)" in text
-    assert "They do not cover other test clients" in text
-
-
-def _context(worst, their_worst):
-    return ClaimContext("Ours", "FedAvg", _ACCURACY, "test", worst, their_worst)
-
-
-def test_verdict_names_both_worst_domains_and_largest_changes():
+    alone = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
     # FedAvg's worst domain is a, and ours is b, but not significantly. Domain c gains most.
-    actual = {
+    other = {
         "a": _gain("a", 0.615, 0.65, 0.02),
         "b": _gain("b", 0.936, 0.6, 0.3),
         "c": _gain("c", 0.55, 0.91, 0.3),
         WORST: _gain(WORST, 0.615, 0.6, 0.2),
-        OVERALL: _gain(OVERALL, 0.9, 0.9, 0.004),
     }
-    text = "\n".join(verdict(_context("b", "a"), actual))
-    assert "in the worst domain (95%" in text and "accuracy 60.0% (b) against 61.5% (a)" in text
-    assert (
-        "Largest change for the worse: b: 60.0% against 93.6%, -33.6 points (not significant, 95%"
-        in text
-    )
-    assert (
-        "largest change for the better: c: 91.0% against 55.0%, +36.0 points (not significant, 95%"
-        in text
-    )
+    few = {n: _gain(n, 0.9, 0.7, 0.004, clients) for n, clients in (("b", 1.7), ("c", 2.3))}
+    few |= {n: _gain(n, 0.9, 1.0, 0.004) for n in ("a", WORST)}
+    for name, actual, worst in (
+        ("an interval for all examples only", alone, "a"),
+        ("another worst domain", other, "b"),
+        ("two domains without interval", few, "a"),
+    ):
+        actual[OVERALL] = _gain(OVERALL, 0.9, 0.92, 0.004)
+        context = ClaimContext("Ours", "FedAvg", _ACCURACY, "test", worst, "a")
+        texts[name] = "\n".join(verdict(context, actual))
+    return "\n\n".join(f"# {name}\n{text}" for name, text in texts.items())
 
 
-def test_domains_without_interval_are_named():
-    actual = {n: _gain(n, 0.9, 0.9 + d, 0.004) for n, d in (("a", 0.1), (WORST, 0.1), (OVERALL, 0))}
-    actual |= {n: _gain(n, 0.9, 0.7, 0.004, clients) for n, clients in (("b", 1.7), ("c", 2.3))}
-    text = "\n".join(verdict(_context("a", "a"), actual))
-    assert "No domain with an interval is significantly worse off with Ours." in text
-    assert (
-        "No interval in 2 of 3 domains (b: too few test clients for an interval (worth 1.7); c: "
-        "too few test clients for an interval (worth 2.3))."
-    ) in text
-    assert (
-        "Largest change for the worse: b: 70.0% against 90.0%, -20.0 points (too few test clients"
-        in text
-    )
-
-
-def test_advice_estimates_the_needed_trials():
-    seeds = {"clients": math.nan, "seed_part": 1}
-    # To show a gain of half a point, twelve times as many trials are needed.
-    little = _sentences(0.005, (0.0, 0.0), error=0.0085, **seeds)
-    assert "takes more than 10 times the data: treat it as 0" in little
-    # t of 30 degrees is 2.042: 5 (0.02 / (0.03 / 2.042))^2 = 9.3 trials.
-    some = _sentences(0.03, (0.0, 0.0), error=0.02, **seeds)
-    assert "about --trials=10 would show a difference of this size" in some
-    few = _sentences(0.03, (0.0, 0.0), error=0.02, trials=3, **seeds)
-    assert "3 trials are too few to estimate how many would show a difference: --trials=10" in few
-    nothing = _sentences(0.0001, (0.0, 0.0))
-    assert "more than 10 times the data: treat it as 0" in nothing
+def test_intervals_and_needed_data_use_student_quantiles():
+    t = stats.t.ppf(0.975, 30)
+    ends = f"{12 - 2 * t:+.1f} to {12 + 2 * t:+.1f}"
+    assert f"+12.0 points (95% interval {ends})" in _sentences(0.12, (0.0, 0.0))
+    clients = 0.7 * 0.02**2 / ((0.03 / t) ** 2 - 0.3 * 0.02**2)
+    text = _sentences(0.03, (0.0, 0.0))
+    assert f"about {clients:.1f} times the test clients would show it" in text
+    trials = math.ceil(5 * (0.02 * t / 0.03) ** 2)
+    text = _sentences(0.03, (0.0, 0.0), **_SEEDS)
+    assert f"about --trials={trials} would show a difference of this size" in text
 
 
 def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
