@@ -96,7 +96,7 @@ def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["central", "tree"])
 def test_rejects_delta_below_noise_tail(call: Caller, tmp_path, kind):
-    """Noise exceeds its bound with probability 2^-51 in a round, and with 2^-50 in a tree's."""
+    """Noise exceeds its bound with probability 2^-51 in a round, or 2^-50 with a tree."""
     flags = (*_KINDS[kind], "--rounds=3", "--delta=1e-13", f"--output_dir={tmp_path / 'run'}")
     refused = call.refused(tmp_path, train, *flags)
     least = (2 if kind == "tree" else 1) * 100 * 3 * 2.0**-51

@@ -68,7 +68,7 @@ def test_variance_matches_two_crossed_samples():
     gains += rng.normal(0, 0.5, (num_seeds, 1))
     replicates, _ = _replicates(rng, gains, np.ones(num_clients), 20_000)
     spread = combined(gains.mean(axis=1), replicates, num_clients)
-    # By sums of squares of rows, columns and cells (Cameron, Gelbach and Miller 2011).
+    # By sums of squares of rows, columns and residuals (Cameron, Gelbach and Miller 2011).
     rows = gains.mean(axis=1).var(ddof=1) / num_seeds
     columns = gains.mean(axis=0).var(ddof=1) / num_clients
     each = gains.var(axis=1, ddof=1).mean() / num_clients

@@ -54,7 +54,7 @@ def test_schedule_is_the_largest_that_fits(seconds, expected):
 
 
 def test_schedule_includes_reference_runs_of_excluded_methods(tmp_path):
-    """On digits, ten reference runs are trained before their method is found useless."""
+    """On digits, ten reference runs are trained before their losses turn out to be 0."""
     nothing: Any = None
     runs: Any = RunSet(tmp_path, {}, nothing, False, nothing)
     for name, seconds in {
