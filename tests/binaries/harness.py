@@ -300,13 +300,13 @@ class Process:
 
     @property
     def started(self) -> int:
-        """Id of the started process, which waits for the process of the command."""
+        """Id of the started process, which waits for the command's process."""
         pid: int = self._process.pid
         return pid
 
     @property
     def pid(self) -> int:
-        """Id of the process of the command, the child of the started process."""
+        """Process id of the command, which is a child of the started process."""
         wait_until(lambda: child_processes(self.started))
         (pid,) = child_processes(self.started)
         return pid

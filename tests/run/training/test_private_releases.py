@@ -416,7 +416,7 @@ def test_private_checkpoints_are_readable_by_owner_only(cohort_runtime, crashed,
     assert _modes(crashed) == {0o600}
     _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
     assert _modes(folder) == {0o600}
-    # A run without noise may start from this checkpoint, and its copy contains the key.
+    # A run without noise may start from this checkpoint, and copies it with the key.
     (newest,) = (folder / "checkpoints").glob("*5.npz")
     other = folder.parent / "other"
     private_ = ("privacy", "noise_multiplier", "delta", "limit_examples", "limit_loss")
