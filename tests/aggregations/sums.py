@@ -1,4 +1,4 @@
-"""Private sums for tests."""
+"""Builders of private and secure sums for tests."""
 
 from dataclasses import replace
 from typing import Any, Optional
@@ -6,11 +6,16 @@ from typing import Any, Optional
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
+from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 
-# A client's limits, small enough that adversarial clients exceed all of them.
+# Limits of a client, so small that adversarial clients exceed all of them.
 LIMITS = {"limit_examples": 20, "limit_loss": 5.0}
-# A key of each generator of clients' noise.
+# Noise keys by name of the clients' noise generator.
 KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
+
+
+def secure_sum(**settings: Any) -> SecureSum:
+    return SecureSum(make_options(SecureSumOptions, **LIMITS, secure_min_clients=1, **settings))
 
 
 def private_sum(
@@ -24,14 +29,14 @@ def private_sum(
     integer_clip: Optional[float] = None,
     **settings: Any,
 ) -> Any:
-    """Returns private sums; by default without noise, and with a key of their generator."""
+    """Returns a private sum; by default without noise, with its generator's key in `KEYS`."""
     spec = PRIVACIES[name]
     assert spec.build is not None
     options = make_options(
         spec.options, **{"noise_multiplier": noise_multiplier, **LIMITS, **settings}
     )
     if noise_key is None:
-        # Options without this field always have the secure generator.
+        # Options without `noise_generator` always use the secure generator.
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, min_clients, noise_clients)
     release: Any = spec.build(name, inner, options, facts)

@@ -16,7 +16,7 @@ def _stream(key: bytes, nonce: bytes, num_words: int) -> bytes:
 
 
 def _expected(key: bytes, nonce: bytes, num_bytes: int) -> bytes:
-    """Returns OpenSSL's stream, with a block counter that begins at 0."""
+    """Returns OpenSSL's key stream with a block counter that begins at 0."""
     cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce), None)
     return cipher.encryptor().update(bytes(num_bytes))
 
@@ -44,21 +44,21 @@ def test_stream_equals_openssls(num_words):
         assert joined_halves(words).numpy().tobytes() == _expected(key, nonce, 8 * num_words)
 
 
-@pytest.mark.parametrize("how", ["in a graph", "in step", "by XLA"])
-def test_graphs_and_xla_give_the_same_stream(how):
+@pytest.mark.parametrize("mode", ["graph", "vectorised", "xla"])
+def test_graphs_and_xla_give_the_same_stream(mode):
     key = tf.constant(np.frombuffer(bytes(range(32)), np.int64))
 
-    def one(place: tf.Tensor) -> tf.Tensor:
+    def stream(place: tf.Tensor) -> tf.Tensor:
         nonce = tf.stack([tf.constant(7, tf.uint32), tf.constant(0, tf.uint32), place])
         return keystream(key, nonce, 40)
 
     def streams(places: tf.Tensor) -> tf.Tensor:
-        if how == "in step":
-            return vectorised_clients(one, places)
-        return tf.stack([one(place) for place in tf.unstack(places)])
+        if mode == "vectorised":
+            return vectorised_clients(stream, places)
+        return tf.stack([stream(place) for place in tf.unstack(places)])
 
     places = tf.constant([3, 2**32 - 1], tf.uint32)
-    actual = tf.function(streams, autograph=False, jit_compile=how == "by XLA")(places)
+    actual = tf.function(streams, autograph=False, jit_compile=mode == "xla")(places)
     for place, words in zip(places.numpy(), actual.numpy()):
         nonce = np.array([7, 0, place], np.uint32).tobytes()
         assert words.tobytes() == _expected(bytes(range(32)), nonce, 160)

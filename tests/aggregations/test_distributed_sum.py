@@ -1,6 +1,7 @@
-"""Integer sums with clients' noise, against a server's noise and tensorflow-privacy's moments."""
+"""Integer sums with clients' noise match a server's noise and tensorflow-privacy's moments."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,13 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 from scipy import stats
 
-from tests.aggregations.sums import KEYS, LIMITS, private_sum
+from tests.aggregations.sums import KEYS, private_sum, secure_sum
 from tests.aggregations.test_sensitivity import random_values
 from tests.algorithms.cases import build
 from tests.computations.harness import make_client, run_rounds
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientFacts
 from tff_agnostic.aggregations.integer_codec import centred
-from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.clients import Place
@@ -26,7 +26,7 @@ from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 
-_SECURE = SecureSum(make_options(SecureSumOptions, **LIMITS, secure_min_clients=1))
+_SECURE = secure_sum()
 _CLIP_NORM = 0.3
 
 
@@ -51,7 +51,7 @@ def _exchange(aggregation: Any) -> Any:
 
 
 def _zeros(bounds: Any, update_size: int) -> Any:
-    """Returns an answer with an update of `update_size` values."""
+    """Returns a client's output of zeros, whose signed values have the size `update_size`."""
     return tf.nest.map_structure(
         lambda bound: tf.zeros(
             [update_size] if bound.signed else [3] if bound.entrywise else [],
@@ -61,9 +61,23 @@ def _zeros(bounds: Any, update_size: int) -> Any:
     )
 
 
+def _group_vectors(release: Any, sent: Any, bounds: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
+    """Yields each group with its codec and its centred integers, padding included."""
+    values, padding = tf.nest.flatten(sent.values), iter(sent.padding)
+    for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
+        parts = [values[i] for i in group.positions]
+        parts += [next(padding)] if codec.size > codec.num_values else []
+        yield group, codec, np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+
+
+def _update_vector(release: Any, sent: Any, bounds: Any) -> np.ndarray:
+    vectors = _group_vectors(release, sent, bounds)
+    return next(vector for group, _, vector in vectors if group.is_update)
+
+
 @pytest.mark.slow
 def test_clients_stay_within_the_accounted_sensitivity():
-    """Checked without noise, in units of steps, for answers of any size, also NaN or infinite."""
+    """Client outputs of any size, with NaN and infinity, are encoded without noise."""
     integer_clip = 20.0
     aggregation = _distributed(integer_clip=integer_clip, clipping="adaptive")
     exchange = _exchange(aggregation)
@@ -76,27 +90,23 @@ def test_clients_stay_within_the_accounted_sensitivity():
         values = random_values(rng, bounds, shapes)
         output = tf.nest.pack_sequence_as(structure, values)
         sent = release.encode(params, output, structure, _facts(place))
-        integers, padding = tf.nest.flatten(sent.values), iter(sent.padding)
         grouped = set()
-        codecs = release.codecs(integers, structure)
-        for group, codec in zip(release.groups(structure), codecs):
-            parts = [integers[i] for i in group.positions]
-            parts += [next(padding)] if codec.size > codec.num_values else []
+        for group, _, vector in _group_vectors(release, sent, structure):
             grouped.update(group.positions)
-            vector = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
             bound = rounded_sensitivity(integer_clip, len(vector), ROUNDING_BETA).l2
             norm = np.linalg.norm(np.float64(vector))
             assert norm <= bound, group.name
             longest = max(longest, norm / integer_clip)
+        integers = tf.nest.flatten(sent.values)
         for i in set(range(len(integers))) - grouped:
-            assert not np.any(integers[i]), "a value in no group was sent"
+            assert not np.any(integers[i]), "a value outside all groups was sent"
     assert longest > 0.99
 
 
 @pytest.mark.slow_cases("philox")
 @pytest.mark.parametrize("generator", KEYS)
 def test_client_noise_equals_server_noise(generator):
-    """40,000 values of an update have the same variance, and a normal distribution."""
+    """The noise has the same variance on both sides, and a normal distribution."""
     num_clients, z, size = 5, 1.3, 20_000
     client_settings = {"noise_generator": generator}
     actual = {}
@@ -119,7 +129,7 @@ def test_client_noise_equals_server_noise(generator):
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
         values = [tf.nest.flatten(total)[i] for i in group.positions]
         noise = np.concatenate([np.ravel(v) for v in values]) / (group.limit * _CLIP_NORM)
-        # All clients send the bound in the first entry: subtract their number.
+        # Each client sends the bound as its first entry, so the sum there is `num_clients`.
         noise[0] -= num_clients
         assert abs(noise[0]) < 5 * deviation
         actual[name] = np.var(noise)
@@ -130,7 +140,7 @@ def test_client_noise_equals_server_noise(generator):
 
 @pytest.mark.parametrize("generator", KEYS)
 def test_noise_has_tensorflow_privacys_moments(generator):
-    """With few steps Skellam noise is far from normal: its fourth moment is v + 3 v^2."""
+    """Skellam noise of few steps is far from normal: its fourth moment is v + 3 v^2."""
     num_clients, z, steps, size = 4, 0.25, 2.0, 2**16
     aggregation = _distributed(
         noise_multiplier=z,
@@ -144,10 +154,7 @@ def test_noise_has_tensorflow_privacys_moments(generator):
     release, bounds = exchange.aggregation, exchange.bounds
     params, output = release.client_params(exchange.initialize()), _zeros(bounds, size)
     answers = [release.encode(params, output, bounds, _facts(k)) for k in range(num_clients)]
-    summed = tf.nest.flatten(_added(answers).values)
-    codecs = zip(release.groups(bounds), release.codecs(summed, bounds))
-    group, codec = next(pair for pair in codecs if pair[0].is_update)
-    actual = np.float64(centred(summed[group.positions[0]], codec.bits))
+    actual = np.float64(_update_vector(release, _added(answers), bounds)[:size])
 
     query = tfp.DistributedSkellamSumQuery(0, 0.0, z / 0.8**0.5 * steps / num_clients**0.5)
     query_params = query.derive_sample_params(query.initial_global_state())
@@ -156,7 +163,7 @@ def test_noise_has_tensorflow_privacys_moments(generator):
     for _ in range(num_clients):
         sample = query.accumulate_record(query_params, sample, record)
     theirs, _, _ = query.get_noised_result(sample, query.initial_global_state())
-    # tensorflow-privacy's query has no seed: the tolerance is six standard errors of a difference.
+    # tensorflow-privacy's query has no seed: the tolerance is the difference's six standard errors.
     assert abs(np.mean(actual) - np.mean(theirs)) < 0.02
     for power, rel in ((2, 0.07), (4, 0.2)):
         expected = np.mean(np.float64(theirs) ** power)
@@ -164,7 +171,7 @@ def test_noise_has_tensorflow_privacys_moments(generator):
 
 
 @pytest.mark.parametrize("generator", KEYS)
-def test_clients_releases_and_exchanges_have_separate_noise(generator):
+def test_client_noise_differs_by_client_release_and_key(generator):
     settings = {"noise_generator": generator, "noise_key": KEYS[generator]}
     exchange = _exchange(_distributed(noise_multiplier=1.0, **settings))
     release, bounds = exchange.aggregation, exchange.bounds
@@ -172,11 +179,7 @@ def test_clients_releases_and_exchanges_have_separate_noise(generator):
 
     def sent(place: int = 1, state: Any = state, release: Any = release) -> np.ndarray:
         encoded = release.encode(release.client_params(state), output, bounds, _facts(place))
-        values = tf.nest.flatten(encoded.values)
-        codecs = dict(zip(release.groups(bounds), release.codecs(values, bounds)))
-        group = next(g for g in codecs if g.is_update)
-        vector = tf.reshape(values[group.positions[0]], [-1])
-        return centred(vector, codecs[group].bits).numpy()
+        return _update_vector(release, encoded, bounds)
 
     first = sent()
     np.testing.assert_array_equal(sent(), first)
@@ -191,7 +194,7 @@ def test_clients_releases_and_exchanges_have_separate_noise(generator):
 
 
 def test_silent_clients_send_their_noise():
-    """This also holds for values in one entry: variance and distribution of 40,000 values each."""
+    """One message can carry several silent clients' noise, with the variance of all of them."""
     answering, drawn, z, size = 4000, 10, 1.3, 20_000
     settings: dict[str, Any] = {"noise_multiplier": z, "integer_clip": 200.0}
     aggregation = _distributed(
@@ -205,11 +208,7 @@ def test_silent_clients_send_their_noise():
     for silent in (1, bundle):
         sent = release.encode(params, output, bounds, _facts(5, silent))
         assert sent.num_clients == silent
-        values, padding = tf.nest.flatten(sent.values), iter(sent.padding)
-        for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
-            parts = [values[i] for i in group.positions]
-            parts += [next(padding)] if codec.size > codec.num_values else []
-            noise = np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+        for group, codec, noise in _group_vectors(release, sent, bounds):
             variance = silent * (codec.deviation**2 / answering)
             if len(noise) < 1000:
                 assert np.all(np.abs(noise) < 7 * np.sqrt(variance) + 7), group.name
@@ -236,7 +235,7 @@ def test_sum_is_empty_with_too_few_clients():
         has_enough = num_clients == 3
         assert report["too_few_clients"] == int(not has_enough)
         assert next_state.releases == 1
-        # All three clients were within the clip norm, so that it moves.
+        # All three clients are within the adaptive clip norm, which therefore changes.
         assert (next_state.clip_norms[0] == state.clip_norms[0]) != has_enough
         pairs = zip(tf.nest.flatten(actual), tf.nest.flatten(expected))
         assert all(np.array_equal(*pair) for pair in pairs) != has_enough
@@ -261,16 +260,16 @@ _COPIES, _ROUNDS = 9, 10
 
 @pytest.mark.slow
 def test_equal_clients_have_separate_noise():
-    """Equal noise of nine clients would have nine times as much variance."""
-    # Three steps in the bound, so that the noise is a small integer.
+    """If nine clients drew the same noise, the sum's variance would be nine times larger."""
+    # The clip norm is three integer steps, so the noise is a small integer.
     settings: dict[str, Any] = {"integer_clip": 3.0, "clip_norm": 0.1}
     aggregation = private_sum("distributed", _SECURE, 2.0, float(_COPIES), **settings)
-    # Updates are divided by a public number of examples, and not by a noisy sum.
+    # A public number of examples divides the update here, not a noisy sum.
     problem = Problem(logistic_regression(31, 16), ("0", "1", "2"), 0, (float(_COPIES),) * 3)
     spec = ALGORITHMS["fed_avg"]
     algorithm = spec.build(problem, make_options(spec.options, client_learning_rate=1e-9))
     client = make_client(np.ones([3, 31]), [0, 1, 2], [0, 1, 2])
-    # Shards of four: a client's number in its shard is not its number in the cohort.
+    # In shards of four, a client's index in its shard differs from its index in the cohort.
     options = CohortOptions(client_mode="vectorised", max_clients_in_step=4)
     with CohortRuntime(options) as runtime:
         training = runtime.training(algorithm, aggregation)
@@ -284,7 +283,7 @@ def test_equal_clients_have_separate_noise():
                 steps.append(np.concatenate([np.ravel(part) for part in moved]))
             variance[size] = np.var(steps)
             assert variance[size] > 0
-    # 5,120 draws each: a standard error of 3%.
+    # With 5,120 values each, the ratio has a standard error of 3%.
     assert variance[_COPIES] / variance[1] == pytest.approx(_COPIES, rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""Noise in whole steps has the distribution that is accounted for, and sums lie on its grid."""
+"""Grid noise has the accounted distribution, and noisy sums are multiples of its step."""
 
 import decimal
 import math
@@ -24,14 +24,14 @@ def _noise(size: int, nonce: int = 0) -> np.ndarray:
 
 
 def _digit_probabilities() -> np.ndarray:
-    """Returns the probabilities of -16383 to 16383."""
+    """Returns a digit's probabilities for the values -16383 to 16383."""
     t = 1424.0
     weights = np.exp(-(np.arange(-16383, 16384) ** 2) / (2 * t**2))
     return weights / weights.sum()
 
 
 def test_digit_table_equals_exact_probabilities():
-    """Counts from the table equal exponentials computed to 60 digits."""
+    """The table's counts equal exponentials computed to 60 digits."""
     firsts, others = noise_generators._table()
     size, in_column = 2**15, 2**83
     counts = [0] * size
@@ -42,7 +42,7 @@ def test_digit_table_equals_exact_probabilities():
         counts[column] += kept
         counts[other] += in_column - kept
     assert sum(counts) == 2**98
-    assert counts[0] == 0, "a value without an opposite"
+    assert counts[0] == 0, "-2^14 has no opposite in the table"
     half = size // 2
     assert counts[half:0:-1] == counts[half:], "not symmetric"
     with decimal.localcontext() as context:
@@ -51,7 +51,7 @@ def test_digit_table_equals_exact_probabilities():
         unit = 2**98 / (2 * sum(weights) - 1)
         errors = [abs(counts[half + k] - weights[k] * unit) for k in range(half)]
         assert max(errors[1:]) <= Decimal("0.5000001")
-        # The count of 0 has the sum of all rounding errors.
+        # The count of 0 absorbs all rounding errors.
         assert errors[0] <= half
         # The probability beyond the table is less than 2 exp(-z^2 / 2) / (z sqrt(2 pi)).
         z = half / 1424
@@ -62,7 +62,7 @@ def test_digit_table_equals_exact_probabilities():
 
 
 def test_digits_together_are_a_discrete_gaussian():
-    """The digits are small enough to add up all sums, with the same ratio t / m = 2.54."""
+    """Smaller digits with the same ratio t / m = 2.54 allow enumerating all sums."""
     t, m = 2 * 1424 / 560, 2
     digits = np.arange(-70, 71)
     single = np.exp(-(digits**2) / (2 * t**2))
@@ -81,11 +81,11 @@ def test_digits_together_are_a_discrete_gaussian():
     assert pytest.approx(1424 * math.sqrt(1 + 560**2 + 560**4)) == DEVIATION
 
 
-def test_draws_are_normal_with_every_digit_right():
+def test_draws_are_normal_and_digits_are_distributed():
     draws = _noise(_DRAWS)
     assert stats.kstest(draws / DEVIATION, "norm").pvalue > 0.01
     assert np.var(draws / DEVIATION) == pytest.approx(1.0, rel=0.01)
-    # The last digit by itself: its remainder modulo 560.
+    # A draw modulo 560 depends only on the last digit.
     last = np.zeros(560)
     np.add.at(last, np.arange(-16383, 16384) % 560, _digit_probabilities())
     actual = np.bincount(draws % 560, minlength=560)
@@ -96,7 +96,7 @@ def test_draws_are_normal_with_every_digit_right():
 
 
 def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
-    """Returns the words of a number with these digits: the columns, then the smallest words."""
+    """Returns random words that select these digits: their packed columns, then minimal words."""
     columns = [digit + 2**14 for digit in digits]
     packed = sum(column << 15 * k for k, column in enumerate(columns)) + (ties << 45)
     return [packed, *[-(2**63)] * 3]
@@ -104,11 +104,11 @@ def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("deviations", [5.0, 10.0])
 def test_forced_words_reach_the_tail(deviations):
-    """Words made for a quantile of the normal distribution give the integer nearest to it."""
+    """Words built for a normal quantile give the integer nearest to the quantile."""
     tail = stats.norm.sf(deviations)
     value = round(stats.norm.isf(tail) * DEVIATION)
     assert value / DEVIATION == pytest.approx(deviations, rel=1e-9)
-    # Balanced digits to the base 560.
+    # Digits in balanced base 560.
     first = (value + 280) % 560 - 280
     second = ((value - first) // 560 + 280) % 560 - 280
     third = (value - first - 560 * second) // 560**2
@@ -121,22 +121,22 @@ def test_forced_words_reach_the_tail(deviations):
 
 @pytest.mark.parametrize("deviations", [5, 8])
 def test_tail_has_the_normal_probability(deviations):
-    """Sums the probabilities of digits that lead beyond this many standard deviations.
+    """Sums the probabilities of all numbers beyond this many standard deviations.
 
-    The last digit decides up to 1/560 of a digit's standard deviation: the two others are treated
-    as one normal number of that width.
+    The leading digit's values are enumerated. The two lower digits are treated as one normal
+    number.
     """
     counts = np.array(noise_generators._counts(), np.float64) / 2.0**98
     values = np.arange(-(2**14), 2**14)
-    # In units of 560^2: the bound of the last digit, and the standard deviation of the rest.
+    # In units of 560^2: the bound, and the standard deviation of the two lower digits.
     bound = deviations * DEVIATION / 560**2
     rest = 1424 * math.sqrt(1 + 560**2) / 560**2
     actual = float(np.sum(counts * stats.norm.sf((bound - values) / rest)))
     assert actual == pytest.approx(stats.norm.sf(deviations), rel=1e-6)
 
 
-def test_draws_beyond_deviations_have_the_expected_count():
-    """A million draws; a right count is beyond its limits with a probability of 1e-6."""
+def test_tail_draws_have_the_expected_count():
+    """A correct count leaves the accepted range with a probability of 1e-6."""
     draws = np.abs(_noise(1_000_000) / DEVIATION)
     for deviations in (4.0, 4.5, 5.0):
         count = int(np.sum(draws > deviations))
@@ -145,7 +145,7 @@ def test_draws_beyond_deviations_have_the_expected_count():
 
 
 def test_further_bits_decide_ties():
-    """At the exact threshold of a column the 19 other bits of the first word choose."""
+    """At a column's exact threshold, the first word's other 19 bits choose the value."""
     firsts, others = noise_generators._table()
     tie, other = divmod(int(others[2**14 + 7]), 2**15)
     assert 0 < tie < 2**19 - 1
@@ -164,7 +164,7 @@ def test_nonces_have_separate_noise():
 def _rounded(
     values: list[np.ndarray], groups: list[NoisedGroup], steps: int = 0
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Returns sums with this many steps of noise on each value, and the step of each group."""
+    """Returns sums with `steps` steps of noise on each value, and each group's step size."""
     size = sum(values[i].size for group in groups for i in group.positions)
     noisy, deviations = with_noise(
         [tf.constant(value, tf.float64) for value in values],
@@ -182,13 +182,13 @@ def _group(positions: list[int], multiplier: float, limit: float) -> NoisedGroup
 
 @pytest.mark.parametrize("multiplier", [0.3, 4000.0])
 def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
-    """A client at its bound, in the direction of the grid's largest rounding."""
+    """A client at its bound is added where rounding to the grid moves the sum most."""
     size, limit, rng = 100_000, 0.7, np.random.default_rng(0)
     others = rng.normal(size=size) * 10
     groups = [_group([0], multiplier, limit), _group([1], 1.0, 3.0)]
     statistics = np.array([5.0])
     (_, _), (step, _) = _rounded([others, statistics], groups)
-    # Just below the middle of two steps: a client's part beyond whole steps adds one more.
+    # Just below the middle of two steps, a small remainder rounds up to one more step.
     below = (np.floor(others / step) + 0.5 - 1e-4) * step
     per_value = limit / math.sqrt(size) / step
     client = np.full(
@@ -214,13 +214,13 @@ def test_released_sums_are_steps_with_reported_width():
         whole = with_steps / step
         np.testing.assert_allclose(whole, np.round(whole), rtol=1e-15, atol=1e-6)
         np.testing.assert_allclose(with_steps - rounded, 123_456_789 * step, rtol=1e-6)
-    # Standard deviations are at least z C, and hardly more.
+    # Standard deviations exceed z C, by less than one millionth.
     for step, group in zip(steps, groups):
         deviation = float(group.multiplier * group.limit)
         assert deviation < step * DEVIATION < deviation * (1 + 1e-6)
 
 
-def test_sums_without_noise_or_group_stay():
+def test_sums_without_noise_or_group_are_unchanged():
     values = [np.array([0.1, 2.0]), np.array([0.3])]
     (first, other), steps = _rounded(values, [_group([0], 0.0, 0.5)], steps=9)
     np.testing.assert_array_equal(first, values[0])

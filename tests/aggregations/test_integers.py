@@ -1,4 +1,4 @@
-"""Rounding keeps the norm that is accounted for, noise its distribution, and sums do not wrap."""
+"""Integer rounding keeps the accounted norm, and integer sums do not wrap around."""
 
 import math
 
@@ -20,7 +20,7 @@ from tff_agnostic.aggregations.integer_codec import (
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
 
-def test_rounding_is_unbiased_and_to_a_neighbour():
+def test_rounding_is_unbiased_and_gives_neighbours():
     rng = np.random.default_rng(0)
     vector = rng.normal(size=5) * 10
     repeated, uniforms = np.tile(vector, 4000), rng.random(20_000)
@@ -32,14 +32,13 @@ def test_rounding_is_unbiased_and_to_a_neighbour():
 
 @pytest.mark.parametrize("clip", [3.0, 40.0])
 def test_rounding_stays_within_its_bound(clip):
-    """For the second half of the draws, most rounded vectors are too long."""
     rng, size = np.random.default_rng(1), 64
     bound = rounded_sensitivity(clip, size, ROUNDING_BETA).l2
     toward_zero = 0
     for trial in range(300):
         vector = rng.normal(size=size) * np.where(rng.random(size) < rng.random(), 1.0, 1e-3)
         vector *= clip / np.linalg.norm(vector)
-        # In the second half of the trials, values are positive and are rounded up, away from zero.
+        # In the second half of the trials, positive values round up: most vectors are too long.
         uniforms = 1 - rng.random(size) * (0.02 if trial >= 150 else 1.0)
         vector = np.abs(vector) if trial >= 150 else vector
         actual = rounded(tf.constant(vector), bound, tf.constant(uniforms)).numpy()
@@ -59,7 +58,7 @@ def test_too_long_rounding_is_toward_zero():
 
 
 @pytest.mark.parametrize("size", [1, 5, 300])
-def test_rotation_is_tffs(size):
+def test_rotation_equals_tffs(size):
     padded = padded_size(size)
     vector = np.random.default_rng(size).normal(size=size)
     signs = random_signs(tf.constant(size, tf.int64), padded).numpy()
@@ -83,7 +82,7 @@ def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
 
 
 def test_million_rotated_coordinates_do_not_wrap():
-    """All clients send the same vector: the longest sum."""
+    """All clients send the same vector, which gives the longest sum."""
     z, num_clients = 0.05, 30.0
     size, steps = 4096, 2.0**10
     bits = sum_bits(steps, size, True, z * steps, num_clients)
@@ -100,7 +99,7 @@ def test_million_rotated_coordinates_do_not_wrap():
     assert len(sums) > 1_000_000
     sums += rng.poisson(mu, len(sums)) - rng.poisson(mu, len(sums))
     assert _wraps(bits, sums, 4) == 0
-    # The bound is not loose.
+    # Three bits fewer are too few.
     assert _wraps(bits - 3, sums, 4) > 0
 
 
@@ -110,6 +109,6 @@ def test_sums_without_rotation_fit_the_largest_values():
     largest = np.int64([num_clients * steps, -num_clients * steps, 0])
     assert _wraps(bits, largest, num_clients) == 0
     assert _wraps(bits - 2, largest, num_clients) == 2
-    # Poisson cohorts may be larger: above 190 for 100 clients once in 10^9 rounds.
+    # A Poisson cohort of 100 expected clients exceeds 190 less than once in 10^9 rounds.
     assert stats.poisson.sf(190, num_clients) < 1e-9
     assert _wraps(bits, np.int64([190 * steps]), num_clients) == 0

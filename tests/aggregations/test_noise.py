@@ -1,4 +1,4 @@
-"""Noise has the accounted distribution, independent between places."""
+"""Noise has the accounted distribution and is independent across values, steps and keys."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def draw():
 
     def draw(noise, release, shape=(10_000,), exchange=0, value=0, key=_KEY):
         values = [tf.zeros(shape, tf.float64)] * (value + 1)
-        # Every value up to this one, as a release has one stream.
+        # All values of a release share one random stream, so earlier values are drawn too.
         groups = [NoisedGroup(range(value + 1), _ONE, _ONE)]
         drawn_for = Release(tf.constant(key, tf.int64), exchange, tf.constant(release, tf.int64))
         noisy, _ = add_noise(noise, drawn_for, values, groups)
@@ -53,10 +53,10 @@ def test_prefix_sums_have_covering_nodes_noise(draw, name):
 
 
 class _KeyedNodes(tree_aggregation.ValueGenerator):
-    """The nodes of tensorflow-privacy's trees in its order.
+    """Node noise in the order in which tensorflow-privacy's trees draw it.
 
-    Node t is the largest one that ends with release t, for t from 1; another one is drawn after the
-    last release of a tree.
+    For t from 1, node t is the largest node that ends with release t. After a tree's last release,
+    tensorflow-privacy draws one more node.
     """
 
     def __init__(self, per_tree):
@@ -97,7 +97,7 @@ def test_tree_noise_equals_tensorflow_privacys(restart_every):
 
 
 @pytest.mark.parametrize("name", _KINDS)
-def test_places_releases_and_keys_are_independent(draw, name):
+def test_noise_is_independent_across_values_and_keys(draw, name):
     noise = _KINDS[name]
     others = [
         draw(noise, 0, value=1),

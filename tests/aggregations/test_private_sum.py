@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tests.aggregations.sums import private_sum
+from tests.aggregations.sums import private_sum, secure_sum
 from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_all_close, make_client, run_rounds
 from tests.options import make_options
@@ -17,23 +17,17 @@ from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, PlainSum
 from tff_agnostic.aggregations.clipping import without_noise_below
 from tff_agnostic.aggregations.noise_generators import DEVIATION
 from tff_agnostic.aggregations.private_sum import CentralDpSum, ClippedOutput
-from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.round import Round
 from tff_agnostic.models import logistic_regression
-
-_SECURE = SecureSum(
-    make_options(SecureSumOptions, limit_examples=20, limit_loss=5.0, secure_min_clients=1)
-)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
 def test_rounds_without_noise_and_clipping_are_plain(streaming_runtime, name):
     rounds = [cohort()] * 3
-    # A public denominator, such as AgnosticFedAvg's, is for the expected number of examples of each
-    # domain.
+    # Private AgnosticFedAvg divides by public counts: each domain's expected number of examples.
     counts = np.bincount(np.concatenate([client["domain_id"] for client in rounds[0]]))
     algorithm = build(name, initial_counts=tuple(map(float, counts)))
     aggregation = private_sum(clip_norm=1e6, limit_loss=1e3, clipping="adaptive")
@@ -45,8 +39,8 @@ def test_rounds_without_noise_and_clipping_are_plain(streaming_runtime, name):
 
 
 @pytest.mark.slow
-def test_drawn_clients_are_averaged_by_their_expected_weight(streaming_runtime):
-    """FedAvg-Sub: a round's weight is the expected weight of the drawn clients."""
+def test_subsampled_update_is_divided_by_expected_weight(streaming_runtime):
+    """FedAvg-Sub divides a round's summed update by the drawn clients' expected weight."""
     twenty_clients = [c for seed in range(20) for c in cohort(seed, sizes=(4,))]
     counts = np.bincount(np.concatenate([client["domain_id"] for client in twenty_clients]))
     problem = Problem(
@@ -65,9 +59,9 @@ def test_drawn_clients_are_averaged_by_their_expected_weight(streaming_runtime):
     assert 0 < drawn < 80
     start = algorithm.initialize().weights.trainable
     for w_0, w, w_plain in zip(start, *(s.algorithm.weights.trainable for s in (state, plain))):
-        # 40 of the 80 examples are expected to be trained on.
+        # Clients are expected to train on 40 of the 80 examples.
         np.testing.assert_allclose((w - w_0) * 40, (w_plain - w_0) * drawn, rtol=1e-4, atol=1e-5)
-    # Clip norms are those of a client's 4 examples, as if all train.
+    # The clip norm assumes that a client trains on all of its 4 examples.
     bounds = algorithm.steps[0].bounds(private.limits)
     (update,) = [group for group in private.groups(bounds) if group.is_update]
     assert update.limit == pytest.approx(4.0)
@@ -75,7 +69,7 @@ def test_drawn_clients_are_averaged_by_their_expected_weight(streaming_runtime):
 
 @pytest.mark.slow
 def test_empty_cohort_has_noise(streaming_runtime):
-    """No observer learns that it was empty."""
+    """The noise hides that the cohort was empty."""
     aggregation = private_sum("tree", noise_multiplier=0.7, clip_norm=0.2)
     training = streaming_runtime.training(build("agnostic_fed_avg"), aggregation)
     state, reports = run_rounds(training, [cohort(), []])
@@ -93,7 +87,7 @@ def test_skipped_round_uses_up_its_noise(streaming_runtime):
 
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
-    """Noise also takes sums of bits below the sum of no client, and above that of all clients."""
+    """Some summed bits are below or above every sum without noise, as noise can cause."""
     clipping = f"adaptive:quantile={quantile},rate=0.3"
     aggregation = private_sum(clip_norm=0.4, clipping=clipping, expected_clients=8.0)
     (exchange,) = Round(build("fed_avg"), aggregation).steps
@@ -108,7 +102,7 @@ def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
     )
     query_state = query.initial_global_state()
     answer = tf.nest.map_structure(lambda bound: tf.constant(0.0, tf.float64), exchange.bounds)
-    # Each bit is reduced by one half: 8 clients within the norm have the sum 4, none -4.
+    # A client sends its bit minus 1/2: 8 clients within the norm sum to 4, and 8 beyond it to -4.
     for summed in (-4.0, -2.5, 0.0, 3.0, 4.0, 4.5, 90.0, -5.0, -90.0, 1.0):
         within = [tf.constant(summed, tf.float64)]
         state, _, _ = exchange.aggregation.decode(
@@ -120,7 +114,7 @@ def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
 
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
 def test_all_exchanges_share_one_budget(clipping):
-    """The bit of an adaptive clip norm has a share, too."""
+    """Bits of adaptive clip norms also get shares of the budget."""
     algorithm = build("delta_fl", theta=(0.5, 1.0))
     aggregation = private_sum(update_share=0.7, clipping=clipping)
     exchanges = Round(algorithm, aggregation).steps
@@ -156,7 +150,7 @@ def test_domains_below_their_noise_are_absent():
 
 @pytest.mark.slow
 def test_rare_domain_counts_as_absent(streaming_runtime):
-    """The noise hides its one example: its loss counts as 0."""
+    """Noise hides a domain's single example, so the domain's loss counts as 0."""
     rng = np.random.default_rng(0)
     clients = [
         make_client(rng.normal(size=[19, 4]), [0] * 10 + [1] * 9, rng.integers(3, size=19))
@@ -177,7 +171,7 @@ def test_rare_domain_counts_as_absent(streaming_runtime):
 
 @dataclasses.dataclass(frozen=True)
 class _Leaking(CentralDpSum):
-    """Sends clients the key with the clip norms."""
+    """A private sum whose message to clients contains a bit of the noise key."""
 
     def client_params(self, state: Any) -> Any:
         return state.clip_norms + tf.cast(state.noise_key[0] % 2, tf.float32)
@@ -185,7 +179,7 @@ class _Leaking(CentralDpSum):
 
 @dataclasses.dataclass(frozen=True)
 class _LeakingLater(CentralDpSum):
-    """Sends the key in the second exchange, through the state after the first one."""
+    """A private sum whose message contains a bit of the key only in the second step."""
 
     def client_params(self, state: Any) -> Any:
         leaked = tf.cast(state.noise_key[1] % 2, tf.float32) if self.exchange else 0.0
@@ -208,8 +202,8 @@ def test_rejects_noise_too_wide_for_the_grid():
         Round(build("agnostic_fed_avg"), aggregation).initialize()
 
 
-@pytest.mark.parametrize("inner", [PlainSum(), _SECURE])
-def test_secure_noise_is_whole_steps(inner):
+@pytest.mark.parametrize("inner", [PlainSum(), secure_sum()])
+def test_secure_noise_is_multiples_of_the_step(inner):
     aggregation = private_sum("central", inner, 0.5, clip_norm=0.25)
     (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
     release, bounds = exchange.aggregation, exchange.bounds
@@ -233,7 +227,7 @@ def test_secure_noise_is_whole_steps(inner):
 
 
 def test_client_work_lacks_the_key():
-    """Ray's workers receive the work of clients as a pickle."""
+    """Ray's workers receive pickled client work, which must not contain the noise key."""
     key = (0x1A2B3C4D5E6F7788, 0x1122334455667799)
     aggregation = private_sum(noise_multiplier=1.0, noise_key=key)
     (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps

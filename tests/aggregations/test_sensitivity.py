@@ -1,4 +1,4 @@
-"""No client changes the sum of a group by more than its bound."""
+"""No client changes a group's sum by more than the group's bound."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.aggregations.sums import private_sum
+from tests.aggregations.sums import private_sum, secure_sum
 from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, spoiled_client
 from tests.computations.harness import make_client, random_client, single
-from tests.options import make_options
 from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.clipping import (
@@ -20,7 +19,6 @@ from tff_agnostic.aggregations.clipping import (
     clip,
     scaled_ratios,
 )
-from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.computations.round import Round
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.training.private_evaluation import private_evaluation_bounds, private_measurement
@@ -29,15 +27,7 @@ _CLIP_NORM = 0.3
 
 
 def _private(inner: str) -> Any:
-    bits = SecureSum(
-        make_options(
-            SecureSumOptions,
-            limit_examples=20,
-            limit_loss=5.0,
-            secure_min_clients=1,
-            secure_bits=40,
-        )
-    )
+    bits = secure_sum(secure_bits=40)
     sums = {"plain": PlainSum(), "secure": bits, "joint": PlainSum(), "joint secure": bits}
     return private_sum(
         inner=sums[inner],
@@ -48,7 +38,7 @@ def _private(inner: str) -> Any:
 
 
 def _norms(exchange: Any, encoded: Any) -> dict[str, tuple[float, float]]:
-    """Returns the norm of each group in a sum of one client, and its bound."""
+    """Returns the norm and the bound of each group in one client's sum."""
     aggregation = exchange.aggregation
     released_bounds = aggregation.released_bounds(exchange.bounds)
     _, released, _ = aggregation.inner.decode((), encoded, released_bounds)
@@ -60,7 +50,7 @@ def _norms(exchange: Any, encoded: Any) -> dict[str, tuple[float, float]]:
     grouped = {i for group in aggregation.groups(exchange.bounds) for i in group.positions}
     for i, value in enumerate(values):
         if i not in grouped:
-            assert not np.any(value), "a value in no group was sent"
+            assert not np.any(value), "a value outside all groups was sent"
     return actual
 
 
@@ -74,7 +64,7 @@ def _assert_bounded(exchange: Any, encoded: Any) -> None:
 
 
 def _joint_norm(exchange: Any, encoded: Any) -> float:
-    """Returns the joint norm of all groups, each relative to its bound, weighted by its share."""
+    """Returns the joint norm, sqrt(sum_g share_g (norm_g / bound_g)^2) over groups g."""
     parts = [norm / limit for norm, limit in _norms(exchange, encoded).values()]
     return float(np.sqrt(np.dot(exchange.aggregation.shares, np.square(parts))))
 
@@ -93,12 +83,12 @@ def _adversaries() -> dict[str, dict[str, np.ndarray]]:
         "many of one domain": random_client(rng, 300, [0]),
         "one example": make_client(np.ones([1, 4]), [2], [1]),
         "empty": empty_client(),
-        # Each example's loss is at its bound of 5, or beyond.
+        # Each example's loss reaches or exceeds its bound of 5.
         "of large losses": make_client(np.full([20, 4], 60.0), [0] * 10 + [1] * 10, [2] * 20),
     }
 
 
-# Answers of every structure; the two largest with secure sums.
+# Algorithms with all structures of client outputs; the two largest outputs use secure sums.
 _CASES = [
     ("agnostic_fed_avg", "secure"),
     ("delta_fl", "joint secure"),
@@ -130,7 +120,7 @@ def test_every_algorithms_clients_stay_within_bounds(name, inner):
         # Some client reaches its bound.
         if inner.startswith("joint"):
             actual = [_joint_norm(step, answer) for answer in answers.values()]
-            # Counts are rounded down to integers, a survey's count of one client to 0.
+            # Clipped counts are rounded down, and a single client's count to 0.
             assert max(actual) >= 0.7 * np.sqrt(sum(step.aggregation.shares))
         else:
             norms = _norms(step, answers["of many examples"])
@@ -167,7 +157,7 @@ def test_every_model_kinds_clients_stay_within_bounds(kind):
 
 
 def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tuple]) -> list:
-    """Returns values of any size for bounds, some of them NaN or infinite."""
+    """Returns a random value of any size for each bound; some are NaN or infinite."""
     scale = 10.0 ** rng.uniform(-3, 12)
     values = []
     for bound, shape in zip(bounds, shapes):
@@ -183,8 +173,8 @@ def random_values(rng: np.random.Generator, bounds: list[Bound], shapes: list[tu
 
 
 @pytest.mark.slow
-def test_arbitrary_answers_stay_within_bounds():
-    """Clients violate the protocol with negative counts, any floats and any integers."""
+def test_malicious_client_outputs_stay_within_bounds():
+    """Malicious clients send negative counts, arbitrary floats and arbitrary integers."""
     measurement = private_measurement(logistic_regression(4, 3), NUM_DOMAINS, True)
     training = build("agnostic_fed_avg").steps[0]
     rng, norms = np.random.default_rng(7), [tf.constant(_CLIP_NORM)] * 3
@@ -229,7 +219,7 @@ def _answer(delta: Any, losses: Any, counts: Any) -> list[tf.Tensor]:
 
 
 def test_joint_clipping_equals_clipping_one_vector():
-    """Compared with NumPy: delta, losses and counts have bounds 2, 50, 10 and shares .5, .2, .3."""
+    """Delta, losses and counts have the bounds 2, 50, 10 and the shares 0.5, 0.2, 0.3."""
     bounds = [
         Bound(2.0, signed=True),
         Bound(50.0, ratio="loss", entrywise=True),
@@ -243,11 +233,11 @@ def test_joint_clipping_equals_clipping_one_vector():
         sent, _ = clip(answer, bounds, groups, norms, joint_shares=shares)
         return [np.asarray(value) for value in sent]
 
-    # The update has the norm 1.3, which its group alone would clip to 1; the rest is small.
+    # The update's norm is 1.3: separate clipping would scale it to 1, joint clipping keeps it.
     small = clipped([1.2, 0.5], [4.0, 0.0], [2, 0])
     for actual, expected in zip(small, ([1.2, 0.5], [4.0, 0.0], [2, 0])):
         np.testing.assert_array_equal(actual, np.asarray(expected, actual.dtype))
-    # Values just within their bounds stay. With an update four times as long, all are scaled.
+    # Values just within the joint bound stay. A four times longer update scales all values.
     delta, losses, counts = np.float32([0.59, 0.79]), np.float32([30.0, 40.0]), np.int64([6, 8])
     for actual, expected in zip(clipped(delta, losses, counts), (delta, losses, counts)):
         np.testing.assert_array_equal(actual, expected)
@@ -259,7 +249,7 @@ def test_joint_clipping_equals_clipping_one_vector():
 
 
 def test_evaluation_counts_every_domain_within_bounds():
-    """A client of all domains is not clipped; it counts in each of their rows and overall."""
+    """An unclipped client with all domains counts once in each domain and once overall."""
     model = logistic_regression(4, 3)
     limits = ClientLimits(examples=20, loss=5.0)
     bounds = private_evaluation_bounds(model, NUM_DOMAINS, limits, with_client_distributions=True)

@@ -1,4 +1,4 @@
-"""Tables of Skellam noise hold its probabilities, and draws follow its distribution."""
+"""Tables of Skellam noise contain its probabilities, and draws follow its distribution."""
 
 import math
 
@@ -10,13 +10,13 @@ from scipy import special, stats
 from tff_agnostic.aggregations import noise
 from tff_agnostic.aggregations.noise import beyond_sums, skellam, skellam_table, skellam_words
 
-# The last one is beyond a table: a sum of several numbers.
+# The last variance is too large for one table: a draw sums several numbers of a table.
 _VARIANCES = [0.3, 2.5e5, 1e8]
 
 
 @pytest.mark.parametrize("variance", [0.01, 9e4])
 def test_table_has_every_probability(variance):
-    """Counts the words of each value by the table's rule, in integers."""
+    """Counts, in exact integers, the 64-bit words that give each value."""
     table = skellam_table(variance)
     size, in_column = 2**table.bits, 2 ** (64 - table.bits)
     actual = [0] * size
@@ -40,7 +40,7 @@ def test_noise_is_skellam(variance):
     words = _words(skellam_words(variance, 10_000))
     draws = skellam(words, [variance], 10_000).numpy()
     expected = stats.skellam(variance / 2, variance / 2)
-    # 3% is more than two standard errors with the kurtosis of a normal distribution.
+    # With a normal distribution's kurtosis, 3% is more than two standard errors.
     assert np.var(draws) == pytest.approx(variance, rel=0.03 if variance > 1 else 0.06)
     if variance > 1000:
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
@@ -59,14 +59,14 @@ def test_wide_noise_sums_table_numbers(variance):
     assert np.var(draws) == pytest.approx(variance, rel=0.03)
     if variance > 1000:
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
-    # Every word counts: words in reverse order give other values.
-    turned = skellam(_words(num_words)[::-1], [variance], 20_000).numpy()
-    assert np.mean(turned == draws) < 0.2
+    # Words in reverse order give other draws, so every word matters.
+    reversed_draws = skellam(_words(num_words)[::-1], [variance], 20_000).numpy()
+    assert np.mean(reversed_draws == draws) < 0.2
 
 
 @pytest.mark.parametrize(("variance", "num_clients"), [(6.0, 1), (9e4, 3), (1e8, 1)])
 def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
-    """Sums probabilities beyond the largest number with a word, from Bessel functions."""
+    """Sums the exact probabilities of numbers beyond the table, from Bessel functions."""
     parts = skellam_words(variance, 1)
     table = skellam_table(variance / parts)
     size, half = 2**table.bits, 2 ** (table.bits - 1)
@@ -81,15 +81,15 @@ def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
     actual = beyond_sums(variance, num_clients)
     exact = _beyond(num_clients * largest, num_clients * variance)
     assert 0 < exact <= actual
-    # Chernoff's bound is not far from it.
+    # The computed Chernoff bound is close to the exact probability.
     assert math.log(actual) < 0.85 * math.log(exact)
     assert beyond_sums(0.0, 1) == 0.0
 
 
 def test_fleet_omits_less_than_one_percent_delta():
-    """For 100,000 clients in 8,192 values of 50 rounds, the setting of the results' page.
+    """100,000 clients add noise to 8,192 values in 50 rounds, as on the results page.
 
-    Each number counts alone, as if numbers were released instead of their sums.
+    Each client's number counts, as if the server released numbers instead of their sums.
     """
     variance = (0.54 / math.sqrt(0.8) * 2**14) ** 2 / 100_000
     largest = noise._largest_number(variance)
@@ -103,7 +103,7 @@ def test_variance_0_gives_zeros():
 
 
 def _beyond(largest: int, variance: float) -> float:
-    """Returns the probability of Skellam numbers of a larger size: exp(-v) I_k(v) of each."""
+    """Returns P(|X| > largest) of a Skellam number X, where P(X = k) = exp(-v) I_k(v)."""
     beyond = np.arange(largest + 1, largest + 1 + round(20 * math.sqrt(variance) + 20))
     return 2 * float(np.sum(special.ive(beyond, variance)))
 

@@ -1,6 +1,6 @@
-"""Private sums against tensorflow-privacy: clipping, noise, account, and its queries in TFF.
+"""Private sums equal tensorflow-privacy's in clipping, noise and epsilon; its queries run in TFF.
 
-The noise of tensorflow-privacy has no seed: distributions are compared, or results without noise.
+tensorflow-privacy's noise has no seed, so tests compare distributions or noise-free results.
 """
 
 import itertools
@@ -40,7 +40,7 @@ _BOUNDS = _Answer(
 
 
 def _deltas() -> list[np.ndarray]:
-    """Returns a delta below the clip norm, and two above."""
+    """Returns one delta below the clip norm and two deltas above it."""
     rng = np.random.default_rng(0)
     drawn = [rng.normal(size=_SIZE).astype(np.float32) for _ in range(3)]
     return [norm * d / np.linalg.norm(d) for norm, d in zip((0.1, 0.5, 4.0), drawn)]
@@ -65,12 +65,8 @@ def _ours(noise_multiplier: float) -> np.ndarray:
     return aggregation.decode(state, summed, _BOUNDS)[1].delta.numpy()
 
 
-def _query(noise_multiplier: float) -> Any:
-    return tfp.GaussianSumQuery(l2_norm_clip=_CLIP, stddev=noise_multiplier * _CLIP)
-
-
 def _theirs(noise_multiplier: float) -> tuple[np.ndarray, Any]:
-    query = _query(noise_multiplier)
+    query = tfp.GaussianSumQuery(l2_norm_clip=_CLIP, stddev=noise_multiplier * _CLIP)
     state = query.initial_global_state()
     sample = query.initial_sample_state([tf.zeros([_SIZE])])
     for delta in _deltas():
@@ -90,12 +86,12 @@ def test_noise_has_the_same_distribution():
     assert scipy.stats.ks_2samp(ours, theirs).pvalue > 1e-3
     for noise in (ours, theirs):
         assert scipy.stats.kstest(noise / (_Z * _CLIP), "norm").pvalue > 1e-3
-    # The test of fit detects a multiplier that is a tenth larger.
+    # The statistical test detects a noise multiplier that is 10% larger.
     assert scipy.stats.ks_2samp(1.1 * ours, theirs).pvalue < 1e-3
 
 
-def test_epsilon_equals_their_events_epsilon():
-    # dp-accounting rejects a tensor of float32.
+def test_epsilon_equals_dp_accountings():
+    # dp-accounting rejects a float32 tensor.
     event = dp_accounting.GaussianDpEvent(float(_theirs(_Z)[1].noise_multiplier))
     sampled = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.1, event), 100
@@ -106,8 +102,10 @@ def test_epsilon_equals_their_events_epsilon():
     assert ours.epsilon(100) == pytest.approx(expected, rel=1e-3)
 
 
-def _adaptive() -> Any:
-    return tfp.QuantileAdaptiveClipSumQuery(
+@pytest.mark.slow
+def test_tff_dp_factory_equals_private_rounds(tff_runtime, streaming_runtime):
+    """Each of 3 clients has 4 examples, so the clients' weights are equal and public."""
+    query = tfp.QuantileAdaptiveClipSumQuery(
         initial_l2_norm_clip=0.05,
         noise_multiplier=0.0,
         target_unclipped_quantile=0.5,
@@ -116,18 +114,12 @@ def _adaptive() -> Any:
         expected_num_records=3.0,
         geometric_update=True,
     )
-
-
-@pytest.mark.slow
-def test_rounds_in_their_factory_equal_private_rounds(tff_runtime, streaming_runtime):
-    """Equal weights with a public sum: 3 clients of 4 examples each."""
-    clipping, query = "adaptive", _adaptive()
     factory = tff.aggregators.UnweightedMeanFactory(
         tff.aggregators.DifferentiallyPrivateFactory(query)
     )
     sums = [
         (tff_runtime, aggregations.from_tff(factory, mean_weight=4.0)),
-        (streaming_runtime, private_sum(clip_norm=0.05, clipping=clipping, expected_clients=3.0)),
+        (streaming_runtime, private_sum(clip_norm=0.05, clipping="adaptive", expected_clients=3.0)),
     ]
     problem = Problem(
         logistic_regression(4, 3), ("0", "1", "2"), seed=7, expected_counts=(4.0, 4.0, 4.0)
@@ -148,7 +140,7 @@ def test_rounds_in_their_factory_equal_private_rounds(tff_runtime, streaming_run
 
 
 @pytest.mark.slow
-def test_their_tree_keeps_its_state(tff_runtime):
+def test_tff_tree_aggregation_updates_its_state(tff_runtime):
     model = logistic_regression(4, 3)
     specs = [tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights.trainable]
     factory = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
