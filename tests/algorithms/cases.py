@@ -1,4 +1,4 @@
-"""Algorithms for tests: the registered ones and one of two steps, with any options."""
+"""Algorithms and clients for tests: every registered algorithm, and one with two steps."""
 
 import functools
 import inspect
@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import numpy as np
+import tensorflow as tf
 
 from tests.algorithms import two_steps
 from tests.computations.harness import make_client, random_client
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
-from tff_agnostic.boosting.alpha import EnsembleOptions
+from tff_agnostic.boosting.alpha import AlphaSteps, EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.computations import Algorithm
 from tff_agnostic.models import Model, logistic_regression
@@ -22,7 +23,7 @@ from tff_agnostic.program.options.flags import option_flags
 NUM_DOMAINS = 3
 CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_steps.NAME: two_steps.ALGORITHM}
 
-# Values by flag; each algorithm takes those that it has.
+# Values of options by flag. Each algorithm uses only the flags that it has.
 VALUES: dict[str, Any] = {
     "client_learning_rate": 0.3,
     "client_epochs": 2,
@@ -46,9 +47,9 @@ def build(
     seed: int = 7,
     **values: Any,
 ) -> Algorithm:
-    """Returns an algorithm with `VALUES` or the given ones, by flag or by argument of its builder.
+    """Returns an algorithm with `VALUES`, which `values` overrides.
 
-    Values that the algorithm lacks are ignored.
+    A key of `values` is a flag or an argument of the builder; keys of neither kind are ignored.
     """
     spec = CASES[name]
     flags = {flag.name for flag in option_flags(spec.options)}
@@ -62,7 +63,7 @@ def build(
 
 
 def builder_arguments(build: Callable[..., Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that are keyword arguments of an algorithm's builder."""
+    """Returns the entries of `values` that are keyword arguments of `build`."""
     parameters = inspect.signature(build).parameters.values()
     names = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     return {name: value for name, value in values.items() if name in names}
@@ -70,7 +71,7 @@ def builder_arguments(build: Callable[..., Algorithm], values: Mapping[str, Any]
 
 @functools.cache
 def random_ensemble(model: Model, q: int = 4, loss: Optional[str] = None) -> EnsembleModel:
-    """Returns an ensemble of random predictors of a model; one for all callers that ask for it."""
+    """Returns an ensemble of q random predictors with a model's architecture."""
     rng = np.random.default_rng(6)
     predictors = [
         ModelWeights(
@@ -82,29 +83,37 @@ def random_ensemble(model: Model, q: int = 4, loss: Optional[str] = None) -> Ens
     return ensemble(model, predictors, loss=loss)
 
 
+def sampled_mask(steps: AlphaSteps, alpha: np.ndarray, step: int) -> np.ndarray:
+    """Returns 1 for each predictor that the package samples at a step, and 0 for the others."""
+    drawn = steps.drawn(tf.constant(alpha, tf.float32), tf.constant(step))
+    mask = np.zeros(len(alpha))
+    mask[np.asarray(drawn.indices)] = np.asarray(drawn.is_sampled)
+    return mask
+
+
 def unigram_ensemble(distributions: np.ndarray, loss: str) -> EnsembleModel:
+    """Returns an ensemble whose predictors are distributions of words, the rows of an array."""
     scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in distributions]
     return ensemble(unigram_model(distributions.shape[1]), scores, loss=loss)
 
 
 def cohort(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 1, 13)) -> list[dict[str, np.ndarray]]:
-    """Returns clients of uneven sizes with random examples of all domains."""
+    """Returns clients of the given sizes with random examples of all domains."""
     rng = np.random.default_rng(seed)
     return [random_client(rng, n, range(NUM_DOMAINS)) for n in sizes]
 
 
 def cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
-    """Returns cohorts that all differ."""
+    """Returns random cohorts that differ from each other."""
     return [cohort(seed) for seed in range(num)]
 
 
 def empty_client() -> dict[str, np.ndarray]:
-    """Returns a client without examples."""
     return make_client(np.zeros([0, 4]), [])
 
 
 def spoiled_client(value: float) -> dict[str, np.ndarray]:
-    """Returns a client with one input that is not finite."""
+    """Returns a client with one input replaced by `value`, NaN or infinite."""
     client = random_client(np.random.default_rng(5), 6, range(NUM_DOMAINS))
     client["x"][3, 1] = value
     return client

@@ -1,4 +1,4 @@
-"""Twelve random cohorts and a start, for comparing algorithms with their references."""
+"""Twelve random cohorts and initial weights, for comparing algorithms with their references."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _cohorts() -> list[list[dict[str, np.ndarray]]]:
     for k in range(_ROUNDS):
         sizes = rng.integers(1, 15, size=rng.integers(2, 7))
         cohort = [random_client(rng, size, range(3)) for size in sizes]
-        # Domains differ, so that losses do.
+        # Scale inputs by client, so that the clients' losses differ.
         for number, client in enumerate(cohort):
             client["x"] *= np.float32(0.5 + 0.4 * number)
         if k % 4 == 1:
@@ -32,7 +32,7 @@ def _cohorts() -> list[list[dict[str, np.ndarray]]]:
 COHORTS = _cohorts()
 
 
-# With zeros all clients would have the same loss.
+# Not zeros, with which all clients would have the same loss.
 W_0 = ModelWeights(
     [
         np.random.default_rng(4).normal(size=v.shape, scale=0.3).astype(np.float32)
@@ -43,6 +43,6 @@ W_0 = ModelWeights(
 
 
 def at_start(training: Any, algorithm: Any) -> Any:
-    """Returns the first state with the weights of `W_0`."""
+    """Returns the initial state with the weights `W_0`."""
     state = training.initialize()
     return state._replace(algorithm=algorithm.with_weights(state.algorithm, W_0))

@@ -1,4 +1,4 @@
-"""Stochastic-AFL on a small problem, for its tests."""
+"""A builder of Stochastic-AFL on a small problem, for tests."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.models import logistic_regression
 
-# Examples of each domain that a round is expected to have.
+# Expected number of examples of each domain in a round.
 COUNTS = np.array([6.0, 5.0, 8.0])
 
 
 def build_afl(num_domains: int = 3, counts: Any = COUNTS, **settings: Any) -> Any:
-    """Returns `stochastic_afl` with the given settings and arguments."""
+    """Returns Stochastic-AFL; `settings` are flags and arguments of its builder."""
     arguments = builder_arguments(stochastic_afl, settings)
     options = {name: value for name, value in settings.items() if name not in arguments}
     problem = Problem(

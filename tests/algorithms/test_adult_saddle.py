@@ -1,4 +1,4 @@
-"""Stochastic-AFL on the whole of UCI Adult against the exact saddle that SciPy finds."""
+"""Stochastic-AFL on all of UCI Adult converges to the exact saddle point that SciPy finds."""
 
 from pathlib import Path
 
@@ -22,13 +22,11 @@ _ROUNDS = 500
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    """The training rows."""
     return read_adult(_REAL / "adult.data")
 
 
 @pytest.fixture(scope="module")
 def game(table: Table) -> TwoDomains:
-    """The game of the two domains."""
     return TwoDomains(*table, RIDGE)
 
 
@@ -39,7 +37,7 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     assert saddle.losses == pytest.approx([0.4410, 0.4410], abs=1e-4)
     assert saddle.value == pytest.approx(0.44541, abs=1e-5)
     assert game.gap(saddle.w, saddle.lambda_) < 1e-7
-    # On the test rows doctorates are not better off; Newton's method gives the same.
+    # Accuracies on the test rows equal those of weights that Newton's method finds.
     percent = 100 * accuracies(saddle.w, *read_adult(_REAL / "adult.test"))
     assert percent == pytest.approx([80.24, 67.40, 80.39], abs=0.01)
 
@@ -54,13 +52,13 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     np.testing.assert_allclose(game.losses(last), saddle.losses, atol=1e-3)
     assert game.worst(last) - saddle.value < 1e-3
     assert state.algorithm.lambda_[0] == pytest.approx(saddle.lambda_, abs=5e-3)
-    # The mean includes the first rounds, so its distance falls as 1 / T.
+    # The mean iterate includes the first rounds, so its distance falls only as 1 / T.
     mean = binary(models["model"].trainable)
     assert game.worst(mean) - saddle.value < 2.5e-3
 
 
 def test_solver_minimises_for_fixed_lambda(game):
-    """Compares with numbers from Newton's method, and checks that nearby weights are worse."""
+    """Losses equal those of Newton's method, and nearby weights are worse."""
     for lambda_, losses in ((413 / 32561, [0.5292, 0.3559]), (0.5, [0.4625, 0.3712])):
         least = game.least(lambda_)
         assert least.losses == pytest.approx(losses, abs=1e-4)

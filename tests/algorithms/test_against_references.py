@@ -1,6 +1,6 @@
-"""Twelve random rounds of each algorithm against independent NumPy transcriptions.
+"""Twelve random rounds of each algorithm equal independent NumPy transcriptions.
 
-The references were written from the papers, without the package's code in sight; see `references`.
+The transcriptions in `references` were written from the papers, without reading the package's code.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _BY_CLIENT = LocalSgd(eta=0.5, epochs=2, batch_size=4, divisor="client")
 
 
 class _Case(NamedTuple):
-    """An algorithm with settings, and round t of its reference: (w, cohort, t) -> w."""
+    """An algorithm with settings, and its reference's round t: (w, cohort, t) -> w."""
 
     algorithm: str
     settings: dict[str, Any]
@@ -64,14 +64,14 @@ def _prox(mu: float) -> _Case:
 
 def _term(tilt: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Case:
     def reference(w: Any, cohort: Any, t: int) -> Any:
-        # No loss is known in the first round, which is therefore a round of FedAvg.
+        # The server knows no loss before the first round, which is a round of FedAvg.
         return term_round(SOFTMAX, w, cohort, tilt if t else 0.0, sgd, weighting)
 
     return _Case("term", {"tilt": tilt, "client_weighting": weighting}, reference, sgd)
 
 
 def _sub(share: float) -> _Case:
-    """FedAvg-Sub (Laguel et al. 2021): FedAvg on the drawn part of the cohort."""
+    """FedAvg-Sub (Laguel et al. 2021): FedAvg on a random subset of the cohort."""
 
     def reference(w: Any, cohort: Any, t: int) -> Any:
         drawn = [client for client in cohort if takes_part(_seed(client, t), share)]
@@ -107,26 +107,22 @@ _CASES = {
 }
 
 
-def _expected(case: _Case) -> list[Any]:
-    w = [v.astype(np.float64) for v in W_0.trainable]
-    weights = []
-    for t, cohort in enumerate(COHORTS):
-        w = case.reference(w, cohort, t)
-        weights.append(w)
-    return weights
+def _float64_start() -> list[np.ndarray]:
+    return [v.astype(np.float64) for v in W_0.trainable]
 
 
-# Other runtimes and secure sums are compared with this one in `test_combinations.py`.
+# `test_combinations.py` compares other runtimes and secure sums with the streaming runtime.
 @pytest.mark.slow_cases("q=0 is FedAvg", "t=0 is FedAvg")
 @pytest.mark.parametrize("case", _CASES)
 def test_rounds_match_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
     state = at_start(training, algorithm)
-    for cohort, weights in zip(COHORTS, _expected(_CASES[case])):
+    w = _float64_start()
+    for t, cohort in enumerate(COHORTS):
         state, _ = run_rounds(training, [cohort], state)
-        for actual, expected_weights in zip(state.algorithm.weights.trainable, weights):
-            np.testing.assert_allclose(actual, expected_weights, rtol=1e-5, atol=1e-5)
+        w = _CASES[case].reference(w, cohort, t)
+        assert_all_close(state.algorithm.weights.trainable, w, rtol=1e-5, atol=1e-5)
 
 
 def test_loss_unit_keeps_q_ffl_updates(streaming_runtime):
@@ -151,7 +147,7 @@ def test_huge_powers_equal_float64(streaming_runtime):
     clients = [{**client, "x": 5 * (1 + k) * client["x"]} for k, client in enumerate(COHORTS[0])]
     assert max(_losses(clients)) ** q > np.finfo(np.float32).max
     state, reports = at_start(training, algorithm), []
-    # The first round does not know the size of losses; later ones are exact.
+    # The server does not know the losses' size in the first round; later rounds are exact.
     for _ in range(3):
         weights = state.algorithm.weights.trainable
         state, report = training.next(state, clients)
@@ -160,8 +156,7 @@ def test_huge_powers_equal_float64(streaming_runtime):
     assert reports[0]["finalizer"]["capped"] > 0
     assert reports[-1]["finalizer"]["capped"] == 0
     expected = case.reference([w.astype(np.float64) for w in weights], clients, 2)
-    for actual, expected_weights in zip(state.algorithm.weights.trainable, expected):
-        np.testing.assert_allclose(actual, expected_weights, rtol=1e-5, atol=1e-5)
+    assert_all_close(state.algorithm.weights.trainable, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_q_ffl_reports_clients_with_negative_losses(streaming_runtime):
@@ -180,7 +175,7 @@ def _losses(clients: Any) -> list[float]:
 
 
 def _at(training: Any, algorithm: Any, **values: Any) -> Any:
-    """A state with the weights of `W_0` and these values in the algorithm's memory."""
+    """Returns a state with the weights `W_0` and these values in the algorithm's memory."""
     state = at_start(training, algorithm)
     values = {name: np.float32(value) for name, value in values.items()}
     memory = state.algorithm.memory._replace(**values)
@@ -192,7 +187,7 @@ def _step(state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(w - w_0) for w, w_0 in zip(weights, W_0.trainable)])
 
 
-def test_exponents_origin_keeps_term_updates(streaming_runtime):
+def test_term_updates_ignore_the_exponents_centre(streaming_runtime):
     tilt = -1.5
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -210,7 +205,7 @@ def test_exponents_origin_keeps_term_updates(streaming_runtime):
 def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, tilt):
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
-    # Clients with losses of at least 50, and usual clients.
+    # Some clients have losses of at least 50.
     loud = [{**client, "x": 100 * client["x"]} for client in COHORTS[0][:2]]
     clients = [*COHORTS[0], *loud]
     losses = _losses(clients)
@@ -220,7 +215,7 @@ def test_extreme_exponents_keep_rounds_finite_and_weighted(streaming_runtime, ti
         assert report["clients"]["contributed"] == sum(size(client) > 0 for client in clients)
         assert np.all(np.isfinite(_step(state)))
         assert np.any(_step(state) != 0)
-        # The next round's centre is within the range of these clients' losses.
+        # The next round's centre is between the clients' smallest and largest loss.
         assert min(losses) * 0.999 <= state.algorithm.memory.center <= max(losses) * 1.001
 
 
@@ -242,7 +237,7 @@ def test_large_tilt_trains_client_with_largest_loss(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_secure_term_returns_from_distant_origins(streaming_runtime):
+def test_secure_term_recovers_from_distant_centres(streaming_runtime):
     algorithm = _term(5.0).build()
     training = streaming_runtime.training(
         algorithm, SecureSum(make_options(SecureSumOptions, limit_examples=20))
@@ -260,13 +255,13 @@ def test_secure_term_returns_from_distant_origins(streaming_runtime):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_drawn_clients_have_the_given_probability(share):
+def test_clients_take_part_with_given_probability(share):
     seeds = np.random.default_rng(3).integers(-(2**62), 2**62, size=20_000)
     drawn = np.asarray(takes_part(seeds, share))
     assert abs(drawn.mean() - share) < 0.012
 
 
-def test_rounds_draw_other_clients_and_count_others(streaming_runtime):
+def test_rounds_draw_new_clients_and_count_them(streaming_runtime):
     algorithm = _sub(0.5).build()
     training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(8)

@@ -1,6 +1,6 @@
-"""Delta-FL against its reference, written from the paper without the package's code.
+"""Delta-FL equals its reference, which was written from the paper without the package's code.
 
-Twelve random rounds with ties, clients without examples and clients that are not finite.
+The twelve random rounds include ties, clients without examples and clients with NaN inputs.
 """
 
 import dataclasses
@@ -16,7 +16,12 @@ from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
-from tests.computations.harness import assert_identical, make_client, random_client
+from tests.computations.harness import (
+    assert_all_close,
+    assert_identical,
+    make_client,
+    random_client,
+)
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.classifiers import emnist_cnn
@@ -48,7 +53,7 @@ class _Case(NamedTuple):
         )
 
     def round(self, w: Any, remembered: Any, cohort: Any) -> tuple[Any, Any]:
-        """A round of the reference."""
+        """Returns the reference's next weights, and the threshold that it remembers."""
         how = (self.theta, _SGD, self.weighting)
         if self.boundary == "smooth":
             return reference.smoothed_round(SOFTMAX, w, cohort, *how, _NU), None
@@ -68,7 +73,7 @@ _CASES = {
 
 
 def _assert_follows(training: Any, *cases: _Case) -> None:
-    """Compares each level of a family with the reference's rounds of its case."""
+    """Compares each conformity level's rounds with its case's reference."""
     state = training.initialize()
     levels = tuple(level._replace(weights=W_0) for level in state.algorithm.levels)
     state = state._replace(algorithm=state.algorithm._replace(levels=levels))
@@ -78,8 +83,7 @@ def _assert_follows(training: Any, *cases: _Case) -> None:
         expected = [case.round(*before, cohort) for case, before in zip(cases, expected)]
         state, _ = training.next(state, cohort)
         for level, (w, _) in zip(state.algorithm.levels, expected, strict=True):
-            for actual, expected_w in zip(level.weights.trainable, w):
-                np.testing.assert_allclose(actual, expected_w, rtol=1e-5, atol=1e-5)
+            assert_all_close(level.weights.trainable, w, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -90,21 +94,20 @@ def test_rounds_match_reference(streaming_runtime, case):
 
 @pytest.mark.slow
 def test_family_levels_equal_single_levels(streaming_runtime):
-    threshold = "survey"
     levels = (0.1, 0.5, 0.9)
-    algorithm = _Case(levels[0], threshold).build(theta=levels)
+    algorithm = _Case(levels[0]).build(theta=levels)
     training = streaming_runtime.training(algorithm, PlainSum())
     assert list(algorithm.models(training.initialize().algorithm)) == [
         "conformity_0.1",
         "conformity_0.5",
         "conformity_0.9",
     ]
-    _assert_follows(training, *(_Case(theta, threshold) for theta in levels))
+    _assert_follows(training, *map(_Case, levels))
 
 
 @pytest.mark.nightly
 def test_network_family_runs_streamed(streaming_runtime):
-    """Its graph is large enough for TensorFlow to rewrite sums in loops; see `fold_in`."""
+    """The network's graph is so large that TensorFlow rewrites sums in loops; see `fold_in`."""
     algorithm = build(
         "delta_fl", model=emnist_cnn(10, 0), theta=(0.1, 0.5, 0.8, 1.0), threshold="survey"
     )
@@ -120,13 +123,13 @@ def test_network_family_runs_streamed(streaming_runtime):
     assert report["clients"]["non_finite"] == 0
 
 
-def _learned_at_once() -> list[list[dict[str, np.ndarray]]]:
-    """Returns cohorts of clients with losses that fall far below a tenth of their mean."""
+def _quickly_learned_cohorts() -> list[list[dict[str, np.ndarray]]]:
+    """Returns cohorts whose losses soon fall below a tenth of the first round's mean."""
     rng = np.random.default_rng(8)
     cohorts = []
     for _ in range(12):
         labels = [rng.integers(3, size=size) for size in (9, 12, 5)]
-        # The first clients are learned faster than the others.
+        # The model learns the first clients faster than the others.
         clients = [make_client(np.eye(4)[y] * (6 - 2 * k), y, y) for k, y in enumerate(labels)]
         cohorts.append(clients)
     return cohorts
@@ -136,14 +139,14 @@ def _weights_after_rounds(runtime: Any, name: str, **settings: Any) -> Any:
     algorithm = build(name, client_epochs=2, client_batch_size=4, **settings)
     training = runtime.training(algorithm, PlainSum())
     state = training.initialize()
-    for cohort in _learned_at_once():
+    for cohort in _quickly_learned_cohorts():
         state, _ = training.next(state, cohort)
     return algorithm.main_model(state.algorithm).trainable
 
 
 @pytest.mark.slow
 def test_level_1_equals_fed_avg_bit_for_bit(streaming_runtime):
-    """No client is below the threshold, even after losses fall to a tenth."""
+    """At level 1 no client is below the threshold, even after losses fall to a tenth."""
     settings = {"theta": (1.0,), "threshold": "tracked"}
     actual = _weights_after_rounds(streaming_runtime, "delta_fl", **settings)
     assert_identical(actual, _weights_after_rounds(streaming_runtime, "fed_avg"))
@@ -158,11 +161,10 @@ def test_lowest_level_trains_the_worst_client(streaming_runtime):
     state, report = training.next(at_start(training, algorithm), cohort)
     worst = cohort[int(np.argmax(losses))]
     expected = fed_avg_round(SOFTMAX, [v.astype(np.float64) for v in W_0.trainable], [worst], _SGD)
-    for actual, expected_w in zip(state.algorithm.levels[0].weights.trainable, expected):
-        np.testing.assert_allclose(actual, expected_w, rtol=1e-5, atol=1e-6)
+    assert_all_close(state.algorithm.levels[0].weights.trainable, expected, rtol=1e-5, atol=1e-6)
     assert report["clients"]["contributed"] == 1
     assert report["clients"]["zero_weight"] == len(cohort) - 1
-    # A bin of the histogram is 2.7% wide, and its centre is the threshold.
+    # The threshold is the centre of a histogram bin, which is 2.7% wide.
     level = report["levels"]["conformity_0.0001"]
     assert float(level["threshold"]) == pytest.approx(max(losses), rel=0.014)
     assert float(level["kept_share"]) == pytest.approx(1e-4, rel=1e-5)
@@ -180,7 +182,7 @@ def test_tracked_threshold_reaches_the_kept_share(streaming_runtime):
         shares.append(float(report["levels"]["conformity_0.3"]["kept_share"]))
     assert shares[:2] == [1.0, 1.0]
     assert np.mean(shares[-20:]) == pytest.approx(0.3, abs=0.05)
-    # A threshold that starts too high would take 35 rounds to halve, without any training.
+    # Had the threshold started too high, no client would train for 35 rounds.
     assert min(shares) > 0.1
 
 
@@ -214,7 +216,7 @@ def test_rejects_invalid_levels(case):
 
 @pytest.mark.slow
 def test_held_out_examples_only_choose_clients(streaming_runtime):
-    """Half of the examples are measured; the other half are for training."""
+    """A client measures its loss on half of its examples and trains on the other half."""
     algorithm = build("delta_fl", theta=(0.01,), measured_share=0.5)
     training = streaming_runtime.training(algorithm, PlainSum())
     client = {key: np.concatenate([column] * 8) for key, column in COHORTS[0][0].items()}
@@ -222,10 +224,9 @@ def test_held_out_examples_only_choose_clients(streaming_runtime):
     counts = report["client_work"]["train"]
     assert sum(counts["num_kept_out"]) == sum(counts["num_examples"]) == len(client["y"]) / 2
     assert report["levels"]["conformity_0.01"]["kept_share"] > 0
-    # A client of a single example trains on it and measures nothing: it is not in the tail.
+    # A client with a single example has none to measure its loss on, so it has weight 0.
     single = {key: column[:1] for key, column in client.items()}
     alone, report = training.next(at_start(training, algorithm), [single])
     assert report["clients"]["zero_weight"] == 1
-    for actual, expected_w in zip(alone.algorithm.levels[0].weights.trainable, W_0.trainable):
-        np.testing.assert_array_equal(actual, expected_w)
+    assert_identical(alone.algorithm.levels[0].weights.trainable, W_0.trainable)
     assert not np.array_equal(state.algorithm.levels[0].weights.trainable[0], W_0.trainable[0])

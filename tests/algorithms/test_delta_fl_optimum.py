@@ -1,4 +1,4 @@
-"""Delta-FL minimises the superquantile of the clients' losses, as a convex solver does."""
+"""Delta-FL finds a convex solver's minimum of the superquantile of the clients' losses."""
 
 import functools
 
@@ -25,7 +25,7 @@ _NUM_CLIENTS = 12
 
 @functools.cache
 def _clients():
-    """Clients of different sizes; each has its own rule, which few others share."""
+    """Returns clients of different sizes, each with its own rule for labels."""
     rng = np.random.default_rng(3)
     clients = []
     for _ in range(_NUM_CLIENTS):
@@ -41,7 +41,7 @@ def _alphas():
 
 
 def _losses(w):
-    """F_k(w) with its ridge, and their gradients, for a vector of all weights."""
+    """Returns each client's regularised loss F_k(w) and gradient; w is a flat vector."""
     kernel, bias = np.reshape(w[:12], _SHAPES[0]), w[12:]
     losses, gradients = [], []
     for client in _clients():
@@ -83,8 +83,7 @@ def _optimum(theta):
     return superquantile(_losses(actual.x[:size])[0], _alphas(), theta)
 
 
-def _at_the_end(runtime, theta, boundary, rounds=300):
-    """The mean of the later half of the iterates."""
+def _mean_of_late_iterates(runtime, theta, boundary, rounds=300):
     algorithm = build(
         "delta_fl",
         logistic_regression(_FEATURES, _CLASSES, _RIDGE),
@@ -105,7 +104,8 @@ def _at_the_end(runtime, theta, boundary, rounds=300):
 
 
 def _reached(runtime, theta, boundary):
-    return superquantile(_losses(_at_the_end(runtime, theta, boundary))[0], _alphas(), theta)
+    w = _mean_of_late_iterates(runtime, theta, boundary)
+    return superquantile(_losses(w)[0], _alphas(), theta)
 
 
 @pytest.mark.parametrize("theta", [0.1, 0.8])
@@ -114,12 +114,12 @@ def test_superquantile_falls_to_the_solvers_optimum(cohort_runtime, theta):
 
 
 def test_printed_algorithm_stays_above_the_optimum(cohort_runtime):
-    """Clients at the threshold count in full, and more than theta of the weight trains."""
+    """In the paper, clients at the threshold train in full, so more than theta of them train."""
     assert 1.01 < _reached(cohort_runtime, 0.5, "paper") / _optimum(0.5) < 1.05
 
 
 def test_smoothed_objective_falls_to_its_optimum(cohort_runtime):
-    """It is differentiable, so that a solver without constraints finds the optimum."""
+    """The smoothed objective is differentiable, so an unconstrained solver finds its optimum."""
     theta, nu = 0.3, 0.2
 
     def objective(w):
@@ -129,7 +129,7 @@ def test_smoothed_objective_falls_to_its_optimum(cohort_runtime):
         return smoothed_superquantile(losses, _alphas(), theta, nu), pi @ gradients
 
     optimum = minimize(objective, np.zeros(15), jac=True, method="BFGS")
-    w = _at_the_end(cohort_runtime, theta, f"smooth:width={nu}")
+    w = _mean_of_late_iterates(cohort_runtime, theta, f"smooth:width={nu}")
     assert objective(w)[0] == pytest.approx(optimum.fun, rel=1e-3)
-    # The minimum of the objective itself is elsewhere.
+    # The exact objective has another minimum.
     assert superquantile(_losses(optimum.x)[0], _alphas(), theta) > 1.001 * _optimum(theta)

@@ -1,4 +1,4 @@
-"""Delta-FL with `--preset=paper` against a transcription of the paper, for any losses."""
+"""Delta-FL with `--preset=paper` equals a transcription of the paper, even for close losses."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from tests.algorithms.random_rounds import W_0, at_start
 from tests.algorithms.references.delta_fl import printed_rounds, quantile
 from tests.algorithms.references.local_sgd import LocalSgd
 from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
-from tests.computations.harness import assert_identical, random_client
+from tests.computations.harness import assert_all_close, assert_identical, random_client
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
 from tff_agnostic.algorithms.tail_thresholds import RefinedThreshold, SmoothBoundary
@@ -31,7 +31,7 @@ _MODEL = logistic_regression(4, 3)
 
 
 def _build(model: Model = _MODEL, **given: Any) -> Algorithm:
-    """Builds the algorithm with these flags and the preset."""
+    """Returns Delta-FL with the paper's preset and the given flags."""
     flags = {
         "algorithm": "delta_fl",
         "preset": "paper",
@@ -51,10 +51,10 @@ def _shifted(constant: float) -> Model:
 
 
 def _close_losses(rng: np.random.Generator, num_clients: int) -> list[Client]:
-    """Returns clients whose examples differ by small factors: losses are within a percent."""
+    """Returns clients whose inputs differ by small factors, so their losses are within 1%."""
     client = random_client(rng, 9, range(3))
     kept = [int(rng.integers(5, 10)) for _ in range(num_clients)]
-    # Sizes differ by copies of all examples, without a change of the mean loss.
+    # Copies of all examples change a client's size, but not its mean loss.
     clients = []
     for k in range(num_clients):
         factor = np.float32(1 + 0.003 * (k + rng.random() / 2))
@@ -90,7 +90,7 @@ _COHORTS = _cohorts()
 
 
 class _Trained(NamedTuple):
-    """Weights and kept share after each round, and the last state."""
+    """The weights and the training fraction after each round, and the last state."""
 
     iterates: list[Any]
     shares: list[float]
@@ -107,19 +107,13 @@ def _trained(training: Any, algorithm: Algorithm, cohorts: Sequence[Any] = _COHO
     return _Trained(iterates, shares, state)
 
 
-def _assert_rounds_equal(actual: Any, expected: Any) -> None:
-    for weights, wanted in zip(actual, expected):
-        for actual_m, wanted_m in zip(weights, wanted):
-            np.testing.assert_allclose(actual_m, wanted_m, rtol=1e-6, atol=1e-6)
-
-
 def _expected(rounds_per_threshold: int = 1) -> list[Any]:
     w_0 = [v.astype(np.float64) for v in W_0.trainable]
     return printed_rounds(SOFTMAX, w_0, _COHORTS, _THETA, _SGD, rounds_per_threshold)
 
 
 def test_cases_need_exact_losses():
-    """In several cohorts a client below the threshold is within a bin of 2.7% of it."""
+    """In several cohorts a client's loss is below the threshold by less than a bin's width."""
     close = 0
     for cohort in _COHORTS:
         losses = np.array([mean_loss(SOFTMAX, W_0.trainable, client) for client in cohort])
@@ -132,19 +126,19 @@ def test_cases_need_exact_losses():
 def test_preset_equals_the_papers_algorithm_2(streaming_runtime):
     algorithm = _build()
     training = streaming_runtime.training(algorithm, PlainSum())
-    _assert_rounds_equal(_trained(training, algorithm).iterates, _expected())
+    assert_all_close(_trained(training, algorithm).iterates, _expected(), rtol=1e-6, atol=1e-6)
 
 
 def test_three_rounds_per_threshold_equal_algorithm_1(streaming_runtime):
     algorithm = _build(threshold="refined:rounds=3")
     training = streaming_runtime.training(algorithm, PlainSum())
     trained = _trained(training, algorithm)
-    _assert_rounds_equal(trained.iterates, _expected(3))
-    # The server learns the cohort's weight in a survey only.
+    assert_all_close(trained.iterates, _expected(3), rtol=1e-6, atol=1e-6)
+    # The server learns the cohort's weight only in rounds that ask clients for their losses.
     assert np.isnan(trained.shares[:6]).tolist() == [False, True, True] * 2
     names = [step.step.name for step in Round(algorithm, PlainSum()).steps]
     assert names == ["survey", "second_survey", "third_survey", "training"]
-    # Rounds also resume between two surveys.
+    # Training also resumes between two updates of the threshold.
     state = _trained(training, algorithm, _COHORTS[:7]).state
     for cohort in _COHORTS[7:]:
         state, _ = training.next(state, cohort)
@@ -152,14 +146,14 @@ def test_three_rounds_per_threshold_equal_algorithm_1(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_constants_change_no_selection(streaming_runtime):
+def test_constant_in_losses_keeps_the_selection(streaming_runtime):
     actual = []
     for model in (_MODEL, _shifted(-4.0)):
         algorithm = _build(model)
         training = streaming_runtime.training(algorithm, PlainSum())
         state, reports = at_start(training, algorithm), []
         for cohort in _COHORTS[:7]:
-            # Each round from the same weights: a rounding must not add up.
+            # Start each round from the same weights, so that rounding errors do not add up.
             after, report = training.next(state, cohort)
             reports.append((after.algorithm.levels[0].weights.trainable, report))
         actual.append(reports)
@@ -168,8 +162,7 @@ def test_constants_change_no_selection(streaming_runtime):
         one, other = report["levels"][_LEVEL], shifted_report["levels"][_LEVEL]
         assert one["kept_share"] == other["kept_share"]
         assert float(other["threshold"]) == pytest.approx(float(one["threshold"]) - 4, abs=1e-5)
-        for w_m, shifted_m in zip(w, shifted):
-            np.testing.assert_allclose(shifted_m, w_m, rtol=1e-6, atol=1e-6)
+        assert_all_close(shifted, w, rtol=1e-6, atol=1e-6)
 
 
 def test_rejects_smooth_boundary_with_exact_threshold():
@@ -186,8 +179,8 @@ def test_rejects_smooth_boundary_with_exact_threshold():
         (-20.0, {"threshold": "tracked"}),
     ],
 )
-def test_rejects_losses_without_order(streaming_runtime, constant, settings):
-    """Bins are from 1e-6 to 1e6: elsewhere all clients would train, or equal parts of them."""
+def test_rejects_losses_outside_the_histogram(streaming_runtime, constant, settings):
+    """The bins' range is 1e-6 to 1e6; outside it, losses would have no order."""
     algorithm = _build(_shifted(constant) if constant else _MODEL, **settings)
     training = streaming_runtime.training(algorithm, PlainSum())
 

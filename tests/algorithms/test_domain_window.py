@@ -1,4 +1,4 @@
-"""The window of counts that scales lambda, and the initial state of a run."""
+"""AgnosticFedAvg's window of domain counts and initial state; Delta-FL's smoothed threshold."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _initial(options, num_domains, expected_counts=None, **arguments) -> dw.Doma
     return to_numpy(dw.agnostic_fed_avg(problem, options, **arguments).initialize().memory)
 
 
-def test_window_slides_and_is_averaged():
+def test_window_slides_and_gives_mean_counts():
     window, mean = dw.slide(
         _f32([2, 4], [4, 0], [6, 2]), mean_counts=_f32(4, 2), counts=_f32(2, 10)
     )
@@ -35,7 +35,7 @@ def test_window_keeps_absent_domains_last_positive_mean():
     for _ in range(5):
         window, mean = dw.slide(window, mean, _f32(6, 0))
     np.testing.assert_array_equal(window, [[6, 0], [6, 0]])
-    # Half of 3: the mean of the last window with the domain.
+    # The last window with an example of the domain was (3, 0), whose mean is 1.5.
     np.testing.assert_allclose(mean, [6, 1.5], rtol=1e-6)
 
 
@@ -85,14 +85,14 @@ def test_rejects_invalid_options(case):
     return golden.refusal(make_options, dw.AgnosticFedAvgOptions, **case)
 
 
-# --- The smoothed threshold of Delta-FL against a scalar minimiser
+# --- Delta-FL's smoothed threshold equals a scalar minimiser's
 
 
 _CENTERS = GRID.centers()
 
 
 def _histogram(losses: list[float], weights: list[int]) -> np.ndarray:
-    # The first bin is for losses below 0.
+    # Bin 0 counts losses below 0.
     histogram = np.zeros(1 + GRID.num_bins, np.int64)
     np.add.at(histogram, 1 + GRID.bin_index(tf.constant(losses)).numpy(), weights)
     return histogram
@@ -109,7 +109,7 @@ def test_threshold_minimises_the_smoothed_objective(theta, nu):
     rng = np.random.default_rng(0)
     histogram = _histogram(rng.lognormal(size=30).tolist(), rng.integers(1, 50, size=30).tolist())
     eta = float(smoothed_eta(tf.constant(histogram), theta, nu))
-    # Several values of eta may be equally good; none is better.
+    # Several values of eta can be minimisers, so compare the objective.
     actual = minimize_scalar(
         _objective, args=(histogram, theta, nu), bounds=(-6, 20), method="bounded"
     )
@@ -118,15 +118,15 @@ def test_threshold_minimises_the_smoothed_objective(theta, nu):
     assert shares @ histogram[1:] / histogram.sum() == pytest.approx(theta, abs=1e-4)
 
 
-def test_equal_losses_count_equally_and_by_the_level():
+def test_equal_losses_train_with_fraction_theta():
     eta = smoothed_eta(tf.constant(_histogram([2.0] * 4, [1, 2, 3, 4])), 0.3, 0.5)
     assert float(smoothed_share(eta, tf.constant(2.0), 0.5)) == pytest.approx(0.3, abs=1e-5)
 
 
 def test_smoothed_threshold_equals_value_by_hand():
-    """Losses near 1, 2, 3, 4, a tenth to four tenths of the weight, nu = 1 and theta = 0.6.
+    """Losses near 1, 2, 3, 4 have the weights 0.1, 0.2, 0.3, 0.4; nu = 1, theta = 0.6.
 
-    Between 2 and 3 it is 0.4 + 0.3 (3 - eta) = 0.6.
+    For eta between 2 and 3, the training weight is 0.4 + 0.3 (3 - eta) = 0.6.
     """
     one, two, three, four = (
         float(_CENTERS[GRID.bin_index(tf.constant(x))]) for x in (1.0, 2.0, 3.0, 4.0)
@@ -135,7 +135,7 @@ def test_smoothed_threshold_equals_value_by_hand():
     assert float(eta) == pytest.approx(three - 2 / 3, rel=1e-6)
 
 
-def test_all_clients_count_at_level_1():
+def test_all_clients_train_at_level_1():
     eta = smoothed_eta(tf.constant(_histogram([1.0, 4.0], [1, 1])), 1.0, 0.5)
     lowest = float(_CENTERS[GRID.bin_index(tf.constant(1.0))])
     assert float(eta) == pytest.approx(lowest - 0.5, rel=1e-6)

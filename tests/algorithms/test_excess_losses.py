@@ -1,4 +1,4 @@
-"""Excess losses: hand-worked, without baselines the algorithm itself, and the regret's saddle."""
+"""Excess losses above baselines: values by hand, zero baselines, and the regret's saddle point."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ from tff_agnostic.domain_weights.sets import BoxSet, HullSet
 from tff_agnostic.models import logistic_regression
 
 
-def test_excess_is_above_measured_domains_baseline():
+def test_excess_losses_subtract_measured_domains_baselines():
     losses = np.array([1.5, 0.2, 0.0, 0.0], np.float32)
     measured = np.array([True, True, False, True])
     actual = excess_losses(losses, (1.0, 0.5, 0.3, -0.25), measured)
@@ -40,7 +40,7 @@ def _agnostic(**settings: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_zero_baselines_change_no_bit(cohort_runtime):
+def test_zero_baselines_keep_rounds_identical(cohort_runtime):
     def rounds(**settings: Any) -> Any:
         algorithm = _agnostic(lambda_update="cvar:level=0.6", **settings)
         training = cohort_runtime.training(algorithm, PlainSum())
@@ -72,15 +72,15 @@ def test_rejects_invalid_baselines(build, baselines, message):
         build(lambda_baselines=baselines)
 
 
-# --- The saddle of the regret
+# --- The regret's saddle point
 
 
-# Five least-squares examples per domain, with two weights: each domain has its own solution, and
-# its own noise, which no weights remove.
+# Standard deviation of the labels' noise in each domain, which no weights can fit.
 _NOISE = (2.0, 0.5, 0.05)
 
 
 def _domains() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns inputs and labels of three least-squares problems with different solutions."""
     rng = np.random.default_rng(8)
     solutions = np.array([[1.0, 0.0], [-0.2, 0.8], [0.3, -1.0]])
     xs = [rng.normal(size=[40, 2]) for _ in _NOISE]
@@ -91,11 +91,11 @@ def _domains() -> tuple[list[np.ndarray], list[np.ndarray]]:
 def _smallest_worst_regret(
     regrets: Callable[[np.ndarray], np.ndarray], corners: np.ndarray
 ) -> np.ndarray:
-    """min t with lambda (L(w) - b) <= t for each lambda, by a solver.
+    """Returns the w of min t with lambda (L(w) - b) <= t for each lambda, by a solver.
 
     Args:
-        regrets: L - b at w, [p].
-        corners: Corners of the set Lambda, [m, p]; linear functions of lambda are largest at one.
+        regrets: Called with w; returns L(w) - b, [p].
+        corners: Corners of the set Lambda, [m, p], where linear functions have their maximum.
     """
     actual = optimize.minimize(
         lambda v: v[2],
@@ -109,7 +109,7 @@ def _smallest_worst_regret(
 
 
 def _within(lower: Sequence[float], upper: Sequence[float]) -> np.ndarray:
-    """The corners of the mixtures within bounds: all weights but one are at a bound."""
+    """Returns the corners of a box of mixtures, where all weights except one are at a bound."""
     actual = []
     for k in range(3):
         rest = [i for i in range(3) if i != k]
@@ -122,7 +122,7 @@ def _within(lower: Sequence[float], upper: Sequence[float]) -> np.ndarray:
 
 
 def _circle(radius: float) -> np.ndarray:
-    """Mixtures of three domains whose chi2 distance from the uniform one is the radius."""
+    """Returns mixtures of three domains at chi2 distance `radius` from the uniform mixture."""
     basis = np.array([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]]) / np.sqrt([[2.0], [6.0]])
     angle = np.linspace(0.0, 2.0 * np.pi, 361)[:, np.newaxis]
     around = np.cos(angle) * basis[0] + np.sin(angle) * basis[1]
@@ -131,20 +131,20 @@ def _circle(radius: float) -> np.ndarray:
 
 _MIXTURES = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
 _LOWER, _UPPER = (0.3, 0.1, 0.1), (0.8, 0.8, 0.4)
-# In each set but the simplex the saddle is on its border.
+# The saddle point is on the border of every set except the simplex.
 _SETS = {
     "simplex": ({"update": ProjectedGradient()}, np.eye(3)),
     "box": ({"set": BoxSet(_LOWER, _UPPER)}, _within(_LOWER, _UPPER)),
     "ball": ({"set": BallSet(0.02), "update": ProjectedGradient()}, _circle(0.02)),
     "hull": ({}, np.array([[0.6, 0.4, 0.0], [0.2, 0.2, 0.6]])),
-    # Weights of up to 1 / theta times the domains' shares, a third each.
+    # CVaR bounds a weight by 1 / theta times the domain's share, which is 1/3.
     "cvar": ({"update": Cvar(0.9, 0.002)}, _within((0.0,) * 3, (1.0 / 3.0 / 0.9,) * 3)),
 }
 
 
 @pytest.mark.slow_cases("ball")
 @pytest.mark.parametrize("name", _SETS)
-def test_gradients_lead_to_each_sets_saddle(name, tmp_path):
+def test_gradient_steps_reach_each_sets_saddle(name, tmp_path):
     values, corners = _SETS[name]
     if name == "hull":
         values = {"set": HullSet(tmp_path / "mixtures.json")}
@@ -176,26 +176,15 @@ def test_gradients_lead_to_each_sets_saddle(name, tmp_path):
     least = worst(_smallest_worst_regret(regrets, corners))
     start = tf.constant(steps.initial, tf.float32)
     assert worst(followed(tf.zeros([2]), start).numpy()) == pytest.approx(least, abs=1e-3)
-    # The initial lambda is not optimal.
+    # Without steps of lambda, the solution for the initial lambda would be worse.
     scale = np.sqrt(np.repeat(steps.mixture(start), 40))
     still = np.linalg.lstsq(scale[:, np.newaxis] * np.concatenate(xs), scale * ys.ravel(), None)[0]
     assert worst(still) > least + 0.004
 
 
-def _agnostic_rounds(problem: Problem, baselines: Any) -> Any:
-    options = make_options(
-        AgnosticFedAvgOptions,
-        client_learning_rate=0.05,
-        client_batch_size=120,
-        lambda_learning_rate=0.02,
-        lambda_baselines=baselines,
-    )
-    return agnostic_fed_avg(problem, options)
-
-
 @pytest.mark.slow
-def test_rounds_lead_to_the_regrets_saddle(cohort_runtime):
-    """The weights with minimum worst regret differ from those with minimum worst loss."""
+def test_rounds_reach_the_regrets_saddle(cohort_runtime):
+    """Minimising the worst regret and the worst loss give different weights."""
     xs, ys = _domains()
     solutions = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys)]
 
@@ -211,7 +200,14 @@ def test_rounds_lead_to_the_regrets_saddle(cohort_runtime):
     problem = Problem(squared_differences(), ("a", "b", "c"), expected_counts=(40.0,) * 3)
 
     def trained(baselines: Any, rounds: int) -> np.ndarray:
-        algorithm = _agnostic_rounds(problem, baselines)
+        options = make_options(
+            AgnosticFedAvgOptions,
+            client_learning_rate=0.05,
+            client_batch_size=120,
+            lambda_learning_rate=0.02,
+            lambda_baselines=baselines,
+        )
+        algorithm = agnostic_fed_avg(problem, options)
         training = cohort_runtime.training(algorithm, PlainSum())
         state, _ = run_rounds(training, [[client]] * rounds)
         return np.asarray(state.algorithm.weights.trainable[0], np.float64)
@@ -220,6 +216,6 @@ def test_rounds_lead_to_the_regrets_saddle(cohort_runtime):
     actual = trained(tuple(optima.tolist()), 400)
     regret = losses(actual) - optima
     assert regret.max() == pytest.approx((losses(saddle) - optima).max(), abs=1e-3)
-    # Without baselines it serves the noisiest domain alone.
+    # Without baselines, only the noisiest domain is minimised.
     assert np.argmax(losses(saddle)) == 0
     assert (losses(trained(None, 200)) - optima).max() > 1.5 * regret.max()

@@ -1,4 +1,4 @@
-"""FedBoost and AFLBoost: random rounds against NumPy, exact optima, and the sent predictors."""
+"""FedBoost and AFLBoost equal NumPy references and exact optima; messages and invalid options."""
 
 import functools
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from tests.algorithms.cases import (
     build,
     empty_client,
     random_ensemble,
+    sampled_mask,
     spoiled_client,
     unigram_ensemble,
 )
@@ -31,13 +32,11 @@ from tff_agnostic.models.model import ModelWeights
 _ROUNDS = 15
 _SEED = 7
 _ETA, _ETA_LAMBDA = 0.05, 0.02
-# Expected N_k of a round.
+# Expected number of examples of each domain in a round, N_k.
 _EXPECTED = (9.0, 12.0, 7.5)
 
 
 class _Case(NamedTuple):
-    """Settings of an algorithm."""
-
     sampling: str
     estimator: str
     mirror_map: str
@@ -47,7 +46,6 @@ class _Case(NamedTuple):
     algorithm: str = "fed_boost"
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings by name."""
         return {
             "predictor_sampling": self.sampling,
             "budget": None if self.sampling == "none" else 2,
@@ -60,7 +58,7 @@ class _Case(NamedTuple):
         }
 
 
-# Every sampling, map, loss, draw and algorithm; tests/boosting compares all estimators.
+# Each option's values occur in a case, except estimators, which tests/boosting compares.
 _CASES = {
     "figure 1": _Case("weighted", "masked", "entropy", "log"),
     "all": _Case("none", "divided", "euclidean", "log"),
@@ -94,7 +92,7 @@ def _ensemble(loss: str) -> EnsembleModel:
 
 @functools.cache
 def _examples(round_num: int, loss: str) -> list[list[reference.Example]]:
-    """Returns the examples of the finite clients of a cohort for the reference."""
+    """Returns the reference's examples of a cohort's clients, without clients with NaN inputs."""
     kernel, bias = _ensemble(loss).initial_weights.non_trainable
     clients = []
     for client in _COHORTS[round_num]:
@@ -122,15 +120,8 @@ def _steps(case: _Case) -> AlphaSteps:
     return AlphaSteps(_ensemble(case.loss), options, _SEED)
 
 
-def _mask(steps: AlphaSteps, alpha: np.ndarray, step: int) -> np.ndarray:
-    drawn = steps.drawn(tf.constant(alpha, tf.float32), tf.constant(step))
-    mask = np.zeros(len(alpha))
-    mask[np.asarray(drawn.indices)] = np.asarray(drawn.is_sampled)
-    return mask
-
-
 def _assert_follows(training: Any, case: _Case) -> None:
-    """Compares each round; the masks are the package's."""
+    """Compares each round with the reference, which uses the package's samples of predictors."""
     steps, state = _steps(case), training.initialize()
     alpha, lambda_ = np.full(4, 0.25), np.full(NUM_DOMAINS, 1 / NUM_DOMAINS)
     iterates = []
@@ -142,7 +133,7 @@ def _assert_follows(training: Any, case: _Case) -> None:
             if any(examples):
                 iterates.append(alpha)
             gamma = reference.gammas(case.sampling, alpha, 2, case.settings()["uniform_share"])
-            mask = _mask(steps, alpha, case.repetitions * t + r)
+            mask = sampled_mask(steps, alpha, case.repetitions * t + r)
             how = (case.loss, case.estimator, case.mirror_map, _ETA)
             if case.algorithm == "fed_boost":
                 alpha = reference.fed_boost_round(alpha, examples, gamma, mask, *how)
@@ -172,7 +163,7 @@ def test_rounds_match_reference(streaming_runtime, case):
 
 
 def _in_two_architectures() -> EnsembleModel:
-    """Returns the predictors of `_ensemble`, every other one as a Keras model."""
+    """Returns the predictors of `_ensemble`, every second predictor as a Keras model."""
     whole, like = _ensemble("log"), logistic_regression(4, 3)
     weights = [list(arrays) for arrays in zip(*whole.initial_weights.non_trainable)]
     layer = tf.keras.layers.Dense(3, "softmax")
@@ -199,12 +190,12 @@ def test_mixed_architectures_match_reference(streaming_runtime):
     steps, alpha = _steps(case), np.full(4, 0.25)
     for t in range(rounds):
         gamma = reference.gammas(case.sampling, alpha, 2, settings["uniform_share"])
-        drawn = _mask(steps, alpha, t)
+        mask = sampled_mask(steps, alpha, t)
         how = (case.loss, case.estimator, case.mirror_map, _ETA)
-        alpha = reference.fed_boost_round(alpha, _examples(t, case.loss), gamma, drawn, *how)
+        alpha = reference.fed_boost_round(alpha, _examples(t, case.loss), gamma, mask, *how)
     np.testing.assert_allclose(state.algorithm.weights.trainable[0], alpha, rtol=2e-5, atol=1e-5)
-    # Two predictors of 15 weights, with their architecture and offset; four numbers for each, and
-    # the scales of three domains.
+    # Each of two predictors has 15 weights, an architecture, an offset and four numbers; the three
+    # domains have a scale each.
     assert report["predictors"]["bytes_sent"] == 2 * 4 * (15 + 2 + 4) + 3 * 4
 
 
@@ -213,8 +204,8 @@ def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
     return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
 
 
-def test_client_distributions_weigh_as_their_examples(streaming_runtime):
-    """Lemma 1: alpha_k = m_k / m, with all predictors in every round."""
+def test_mixture_weights_equal_clients_example_shares(streaming_runtime):
+    """Lemma 1: predictors that are the clients' distributions have alpha_k = m_k / m."""
     loss = "log"
     counts = np.array([[7, 3, 1, 9], [2, 30, 4, 4], [1, 1, 5, 3]])
     rows = counts / counts.sum(axis=1, keepdims=True)
@@ -234,7 +225,7 @@ def test_client_distributions_weigh_as_their_examples(streaming_runtime):
     np.testing.assert_allclose(alpha, best, atol=0.02)
 
 
-def test_messages_hold_sampled_predictors_only():
+def test_messages_contain_only_sampled_predictors():
     model = _ensemble("log")
     for q_sent, settings in ((2, {"budget": 2}), (4, {"predictor_sampling": "none"})):
         algorithm = build("fed_boost", **settings)
@@ -257,7 +248,7 @@ def _answer(algorithm: Any, message: Any) -> Any:
 
 
 def test_budgets_do_not_share_traces():
-    """A comparison runs several budgets in one runtime."""
+    """A comparison runs several budgets in one runtime, whose traces must differ."""
     works = {build("fed_boost", budget=budget).steps[0].client_work for budget in (1, 2, 3)}
     assert len(works) == 3
 
@@ -276,7 +267,7 @@ def test_budgets_do_not_share_traces():
         ("afl_boost", None, "^afl_boost learns how to mix trained predictors: expected"),
     ],
 )
-def test_rejects_unfit_options_and_models(name, settings, message):
+def test_rejects_invalid_options_and_models(name, settings, message):
     spec = ALGORITHMS[name]
     model = logistic_regression(4, 3) if settings is None else _ensemble("log")
     with pytest.raises(UserError, match=message):

@@ -17,27 +17,27 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.runs.baselines import trivial_loss
 
 _SIZE = 40
-# Words of four domains, 40 of each. The first one, of noise, has the largest entropy.
+# Counts of four words in four domains. The first domain's words are noise with maximum entropy.
 _COUNTS = np.array([[10, 10, 10, 10], [36, 2, 1, 1], [14, 10, 8, 8], [2, 1, 35, 2]])
 _DISTRIBUTIONS = _COUNTS / _SIZE
 
 
 def _divergences(loss: str, h: np.ndarray) -> np.ndarray:
-    """B_F(D_k || h) for F the negative entropy and F = x^2, the paper's examples."""
+    """Returns B_F(D_k || h) of each domain, where F is the negative entropy or F = x^2."""
     if loss == "log":
         return np.sum(_DISTRIBUTIONS * np.log(_DISTRIBUTIONS / h), axis=1)
     return np.sum((_DISTRIBUTIONS - h) ** 2, axis=1)
 
 
 def _baselines(loss: str) -> tuple[float, ...]:
-    """L_k(h) - B_F(D_k || h) for any h: the entropy or the variance of D_k."""
+    """Returns L_k(h) - B_F(D_k || h), the same for all h: the entropy or variance of D_k."""
     if loss == "log":
         return tuple((-np.sum(_DISTRIBUTIONS * np.log(_DISTRIBUTIONS), axis=1)).tolist())
     return tuple((1 - np.sum(_DISTRIBUTIONS**2, axis=1)).tolist())
 
 
 def _optimum(loss: str) -> float:
-    """min over alpha of max_k B_F(D_k || sum_l alpha_l D_l), by a solver."""
+    """Returns min over alpha of max_k B_F(D_k || sum_l alpha_l D_l), by a solver."""
     p = len(_COUNTS)
     result = minimize(
         lambda v: v[p],
@@ -55,7 +55,7 @@ def _optimum(loss: str) -> float:
 
 
 def _trained(runtime: Any, loss: str, **settings: Any) -> np.ndarray:
-    """Returns alpha^A, with all examples and all predictors in each round."""
+    """Returns the mean alpha^A of rounds with all examples and all predictors."""
     p = len(_COUNTS)
     spec = ALGORITHMS["afl_boost"]
     options = make_options(
@@ -81,7 +81,7 @@ def _trained(runtime: Any, loss: str, **settings: Any) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_reaches_the_information_radius(cohort_runtime, loss):
+def test_afl_boost_reaches_the_information_radius(cohort_runtime, loss):
     optimum = _optimum(loss)
     if loss == "log":
         assert capacity(_DISTRIBUTIONS)[1] == pytest.approx(optimum, abs=1e-4)
@@ -97,7 +97,7 @@ def test_reaches_the_information_radius(cohort_runtime, loss):
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_trivial_baselines_equal_entropy_and_variance(loss: str) -> None:
+def test_trivial_baselines_equal_entropy_or_variance(loss: str) -> None:
     words = [np.repeat(np.arange(len(row)), row).astype(np.int32) for row in _COUNTS]
     models = [
         unigram_ensemble(_DISTRIBUTIONS, loss),

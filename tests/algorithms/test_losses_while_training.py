@@ -1,7 +1,7 @@
-"""Losses of the first epoch instead of a pass at w: AgnosticFedAvg and TERM in one pass.
+"""AgnosticFedAvg and TERM in one pass, where clients measure losses during their first epoch.
 
-References: the transcription of Algorithm 1 with line 3 moved into the first epoch, and, where no
-batch follows another, the algorithms with a separate pass.
+The reference is Algorithm 1 with line 3 moved into the first epoch. With one batch per client, the
+algorithms with a separate pass are a second reference.
 """
 
 import dataclasses
@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from tests.computations import reference
-from tests.computations.harness import EagerTraining, linear_model, make_client, random_client
+from tests.computations.harness import (
+    EagerTraining,
+    assert_all_close,
+    assert_identical,
+    linear_model,
+    make_client,
+    random_client,
+)
 from tests.options import make_options
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, Problem
@@ -32,7 +39,7 @@ def _algorithm(name: str, model: Any = None, **settings: Any) -> Any:
 
 
 def _cohorts(rounds: int, largest: int, seed: int = 0) -> list[list[dict[str, np.ndarray]]]:
-    """Returns cohorts of three clients, some without examples, of sizes up to `largest`."""
+    """Returns cohorts of three clients with 0 to `largest` examples."""
     rng = np.random.default_rng(seed)
     return [
         [random_client(rng, int(n), range(_DOMAINS)) for n in rng.integers(largest + 1, size=3)]
@@ -74,27 +81,26 @@ def _assert_follows_reference(training: Any, server: reference.Server, rounds: i
         )
         state, _ = training.next(state, cohort)
         np.testing.assert_allclose(state.algorithm.memory.lambda_, server.lambda_, 2e-4, 2e-5)
-        for weights, expected in zip(state.algorithm.weights.trainable, server.w):
-            np.testing.assert_allclose(weights, expected, 2e-4, 2e-5)
+        assert_all_close(state.algorithm.weights.trainable, server.w, 2e-4, 2e-5)
 
 
 @pytest.mark.parametrize(("epochs", "normalizer"), [(1, "client"), (3, "batch")])
-def test_one_pass_follows_the_transcription(epochs, normalizer):
+def test_one_pass_matches_the_transcription(epochs, normalizer):
     training = EagerTraining(_one_pass(epochs, normalizer))
     _assert_follows_reference(training, _server(epochs, normalizer))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["cohort_runtime", "tff_runtime"])
-def test_one_pass_agrees_in_every_runtime(request, runtime):
+def test_one_pass_matches_in_every_runtime(request, runtime):
     training = request.getfixturevalue(runtime).training(_one_pass(2, "batch"), PlainSum())
     _assert_follows_reference(training, _server(2, "batch"))
 
 
 @pytest.mark.slow_cases("agnostic_fed_avg")
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "term"])
-def test_single_batches_are_measured_at_w(name):
-    """With one batch per client no step precedes a measurement."""
+def test_single_batch_losses_equal_losses_at_w(name):
+    """With one batch per client, no step precedes the measured losses."""
     both = [
         EagerTraining(_algorithm(name, client_batch_size=12, **settings))
         for settings in ({}, _ONE_PASS)
@@ -105,12 +111,11 @@ def test_single_batches_are_measured_at_w(name):
         states = [state for state, _ in results]
         at_w, one_pass = [state.algorithm for state in states]
         np.testing.assert_array_equal(at_w.weights.trainable[0], one_pass.weights.trainable[0])
-        for expected, memory in zip(at_w.memory, one_pass.memory):
-            np.testing.assert_array_equal(memory, expected)
+        assert_identical(one_pass.memory, at_w.memory)
 
 
 def test_term_weighs_clients_by_the_first_epoch():
-    """Closed form: the loss of an example is x w, so a step with batches of one takes rate x."""
+    """An example's loss is x w, so a step with a batch of one subtracts rate x from w."""
     model, tilt, rate = linear_model(initial=2.0), 0.7, 0.1
     algorithm = _algorithm(
         "term",
@@ -125,7 +130,7 @@ def test_term_weighs_clients_by_the_first_epoch():
     xs = [np.array([1.0, 3.0]), np.array([2.0])]
     cohort = [make_client(x, np.zeros(len(x))) for x in xs]
     state, _ = training.next(training.initialize(), cohort)
-    # The first round is FedAvg: w moves by the mean over examples of the clients' steps.
+    # The first round is FedAvg, which weights the clients' steps by their numbers of examples.
     after = [2.0 - rate * x.sum() for x in xs]
     w = (2 * after[0] + after[1]) / 3
     np.testing.assert_allclose(state.algorithm.weights.trainable[0], [w], rtol=1e-6)
@@ -139,19 +144,19 @@ def test_term_weighs_clients_by_the_first_epoch():
 
 
 @pytest.mark.slow
-def test_secure_sums_follow_the_transcription(streaming_runtime):
+def test_secure_one_pass_matches_the_transcription(streaming_runtime):
     limits = {"limit_examples": 16, "limit_loss": 8.0, "limit_update": 4.0, "secure_bits": 40}
     aggregation = SecureSum(make_options(SecureSumOptions, **limits))
     training = streaming_runtime.training(_one_pass(1, "batch"), aggregation)
     _assert_follows_reference(training, _server(1, "batch"), rounds=3)
 
 
-def test_kept_out_examples_are_refused_in_one_pass():
+def test_one_pass_rejects_held_out_examples():
     with pytest.raises(UserError, match=r"^--measure_losses: expected before_training with"):
         make_options(ALGORITHMS["agnostic_fed_avg"].options, measured_share=0.2, **_ONE_PASS)
 
 
 @pytest.mark.parametrize("name", ["q_ffl", "delta_fl", "stochastic_afl"])
-def test_other_algorithms_always_measure_at_w(name):
+def test_other_algorithms_have_no_measure_losses(name):
     fields = {field.name for field in dataclasses.fields(ALGORITHMS[name].options)}
     assert "measure_losses" not in fields

@@ -1,7 +1,7 @@
-"""`--preset=paper`: each algorithm equals its paper's, from the flag to the returned model.
+"""Algorithms with `--preset=paper` equal their papers', from the flag to the returned model.
 
-The references are transcriptions in NumPy and float64. What a paper leaves to chance, the draws of
-clients and predictors, is asked of the package.
+The references are transcriptions in NumPy and float64. They use the package's random samples of
+clients and predictors.
 """
 
 import dataclasses
@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.algorithms.cases import NUM_DOMAINS, random_ensemble
+from tests.algorithms.cases import NUM_DOMAINS, random_ensemble, sampled_mask
 from tests.algorithms.references import fed_boost
 from tests.algorithms.references.delta_fl import printed_rounds
 from tests.algorithms.references.fed_prox import fed_prox_round
@@ -23,7 +22,7 @@ from tests.algorithms.references.softmax import SOFTMAX, Client, Weights
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.references.term import term_round
 from tests.computations import reference
-from tests.computations.harness import random_client, run_rounds, single
+from tests.computations.harness import assert_all_close, random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.fed_avg import takes_part
@@ -58,7 +57,7 @@ def _cohorts() -> list[list[Client]]:
         domains = range(NUM_DOMAINS if t != 1 else 2)
         cohort = [random_client(rng, size, domains) for size in (5, 11, 2, 8)]
         for k, client in enumerate(cohort):
-            # Losses must be far apart: Delta-FL's survey treats losses within 2.7% as equal.
+            # Losses must differ clearly, as Delta-FL treats losses within 2.7% as equal.
             client["x"] *= np.float32(0.3 + 0.9 * k)
         cohorts.append(cohort)
     return cohorts
@@ -82,7 +81,7 @@ def _fed_avg_sub(w: Weights, cohort: Sequence[Client], t: int) -> Weights:
 
 
 def _target_only(w: Weights, cohort: Sequence[Client], t: int) -> Weights:
-    """FedAvg on the examples of domain "1", in one batch of each client."""
+    """FedAvg on the examples of domain "1", with one batch per client."""
     del t
     kept = [{key: v[client["domain_id"] == 1] for key, v in client.items()} for client in cohort]
     sgd = LocalSgd(_SGD.eta, _SGD.epochs)
@@ -106,7 +105,7 @@ def _agnostic_fed_avg() -> Weights:
 
 
 def _delta_fl() -> Weights:
-    """Laguel et al. 2021, Algorithm 2, with its learning rate sequence (gamma_t)."""
+    """Laguel et al. 2021, Algorithm 2, with its sequence of learning rates gamma_t."""
     w = _W_0
     for factor, cohort in zip((1, 1, 0.5, 0.5, 0.25), _COHORTS):
         sgd = dataclasses.replace(_SGD, eta=_SGD.eta * factor)
@@ -116,13 +115,9 @@ def _delta_fl() -> Weights:
 
 def _stochastic_afl() -> Weights:
     """Mohri et al. 2019, figure 3; returns w_A."""
-
-    def ascend(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
-        return reference.projected_gradient(lambda_, h, gamma)
-
     players = start(_W_0, np.full(NUM_DOMAINS, 1 / NUM_DOMAINS))
+    steps = Steps(0.3, _GAMMA_LAMBDA, reference.projected_gradient)
     for cohort in _COHORTS:
-        steps = Steps(0.3, _GAMMA_LAMBDA, ascend)
         players = stochastic_afl_round(SOFTMAX, players, cohort, _N_0, steps)
     return players.w_mean
 
@@ -151,7 +146,7 @@ _TRAINED: dict[str, tuple[Callable[[], Weights], dict[str, Any]]] = {
         _stochastic_afl,
         {"lambda_learning_rate": _GAMMA_LAMBDA, "server_learning_rate": 0.3},
     ),
-    # No loss is known in the first round.
+    # The server knows no loss before the first round, so its tilt is 0.
     "term": (
         lambda: _by_round(
             lambda w, cohort, t: term_round(SOFTMAX, w, cohort, 1.5 if t else 0.0, _SGD)
@@ -162,7 +157,7 @@ _TRAINED: dict[str, tuple[Callable[[], Weights], dict[str, Any]]] = {
 
 
 def _options(algorithm: str, **given: Any) -> Any:
-    """Returns the options that these flags give; `digits` has tuned defaults."""
+    """Returns an algorithm's options from flags, the paper's preset and the task digits."""
     names = {flag.name for flag in option_flags(ALGORITHMS[algorithm].options)}
     training = {flag: value for flag, value in _TRAINING.items() if flag in names}
     flags = {"algorithm": algorithm, "preset": "paper", **training, **given}
@@ -172,7 +167,7 @@ def _options(algorithm: str, **given: Any) -> Any:
 @pytest.mark.nightly_cases(but=["q_ffl"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _TRAINED)
-def test_trained_model_is_the_papers(streaming_runtime, name):
+def test_trained_model_equals_the_papers(streaming_runtime, name):
     transcription, given = _TRAINED[name]
     problem = Problem(logistic_regression(4, 3), tuple("012"), _SEED, tuple(_N_0))
     algorithm = ALGORITHMS[name].build(problem, _options(name, **given))
@@ -182,15 +177,14 @@ def test_trained_model_is_the_papers(streaming_runtime, name):
     state = state._replace(algorithm=algorithm.with_weights(state.algorithm, w_0))
     state, _ = run_rounds(training, _COHORTS, state)
     weights = algorithm.main_model(state.algorithm).trainable
-    for w, expected in zip(weights, transcription()):
-        np.testing.assert_allclose(w, expected, rtol=2e-5, atol=2e-6)
+    assert_all_close(weights, list(transcription()), rtol=2e-5, atol=2e-6)
     assert np.abs(weights[0] - _W_0[0]).max() > 0.05
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fed_boost", "afl_boost"])
-def test_trained_ensemble_is_the_papers(streaming_runtime, name):
-    """Hamer et al. 2020, figures 1 and 2, F the entropy, the log loss, C = 2 of q = 4."""
+def test_trained_ensemble_equals_the_papers(streaming_runtime, name):
+    """Hamer et al. 2020, figures 1 and 2, with F the entropy, the log loss, C = 2 and q = 4."""
     eta, q, budget = 0.05, 4, 2
     model = random_ensemble(logistic_regression(4, 3), q, "log")
     given = {"alpha_learning_rate": eta, "budget": budget}
@@ -205,9 +199,7 @@ def test_trained_ensemble_is_the_papers(streaming_runtime, name):
     alpha, lambda_, iterates = np.full(q, 1 / q), np.full(NUM_DOMAINS, 1 / NUM_DOMAINS), []
     for t, cohort in enumerate(_COHORTS):
         iterates.append(alpha)
-        drawn = steps.drawn(tf.constant(alpha, tf.float32), tf.constant(t))
-        mask = np.zeros(q)
-        mask[np.asarray(drawn.indices)] = np.asarray(drawn.is_sampled)
+        mask = sampled_mask(steps, alpha, t)
         examples = []
         for client in cohort:
             h = np.exp(np.einsum("nf,qfc->nqc", client["x"], kernel) + bias)
@@ -218,7 +210,7 @@ def test_trained_ensemble_is_the_papers(streaming_runtime, name):
         if name == "fed_boost":
             alpha = fed_boost.fed_boost_round(alpha, *how)
         else:
-            # Figure 2 as printed divides by m, objective (11) by N_k.
+            # The printed figure 2 divides by m, whereas objective (11) divides by N_k.
             m = np.full(NUM_DOMAINS, float(sum(map(len, examples))))
             alpha, lambda_ = fed_boost.afl_boost_round(alpha, lambda_, *how, _GAMMA_LAMBDA, m)
     main = algorithm.main_model(state.algorithm).trainable[0]
@@ -231,7 +223,7 @@ def test_trained_ensemble_is_the_papers(streaming_runtime, name):
 @pytest.mark.parametrize(
     ("preset", "names"), [("none", ["model", "mean"]), ("paper", ["model", "last"])]
 )
-def test_preset_puts_mean_alpha_first(preset, names):
+def test_paper_preset_returns_mean_alpha_first(preset, names):
     run = resolve("digits", {"algorithm": "afl_boost", "preset": preset}, {})
     task = run.load_task()
     task = dataclasses.replace(task, model=random_ensemble(task.model))
@@ -248,7 +240,7 @@ def test_afl_boost_preset_rejects_ratios():
         )
 
 
-def test_every_preset_has_its_algorithms_flags():
+def test_every_preset_sets_its_algorithms_flags():
     assert set(ALGORITHMS) == {*_TRAINED, "fed_boost", "afl_boost"}
     for name, spec in ALGORITHMS.items():
         names = {flag.name for flag in option_flags(spec.options)}

@@ -1,6 +1,6 @@
-"""Properties of every algorithm, and those of its traits.
+"""Properties of every registered algorithm, and properties that its traits declare.
 
-A new algorithm in the registry is tested without further code.
+These tests cover a new algorithm as soon as it is registered.
 """
 
 import functools
@@ -39,7 +39,7 @@ from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 
-# Their rounds are nearly those of FedAvg, AgnosticFedAvg or FedBoost.
+# Rounds of these algorithms are nearly rounds of FedAvg, AgnosticFedAvg or FedBoost.
 _SIMILAR = ("fed_avg_sub", "fed_avg_target_only", "fed_prox", "afl_boost")
 
 
@@ -54,7 +54,7 @@ def name(request) -> str:
 
 @pytest.fixture(scope="module")
 def trainings(streaming_runtime):
-    """Trainings by name and settings; `test_combinations.py` has other runtimes."""
+    """A cached builder of trainings in one runtime; `test_combinations.py` has other runtimes."""
 
     def training(name: str, **settings: Any) -> Any:
         return streaming_runtime.training(build(name, **settings), PlainSum())
@@ -72,7 +72,7 @@ def _with_trait(trait: Trait) -> list[Any]:
 
 
 def _started(training) -> Any:
-    """Returns a state after two rounds; all of its parts differ from the first state's."""
+    """Returns the state after two rounds, in which all parts differ from the initial state."""
     return run_rounds(training, cohorts(2))[0]
 
 
@@ -90,7 +90,7 @@ def test_algorithm_has_its_registered_name(name):
 
 
 @pytest.mark.nightly_cases(but=["fed_avg", "fed_avg_target_only"])
-def test_report_describes_numbers_and_counts_every_client(training):
+def test_report_describes_values_and_counts_clients(training):
     other_domain = random_client(np.random.default_rng(8), 5, [0])
     clients = [*cohort(8), other_domain, empty_client(), spoiled_client(np.nan)]
     _, report = training.next(training.initialize(), clients)
@@ -107,7 +107,7 @@ def test_arrays_and_tensors_give_equal_models(training, name):
     assert_all_close(dict(algorithm.models(as_tensors)), dict(algorithm.models(state.algorithm)))
 
 
-def test_client_order_changes_nothing(training):
+def test_client_order_keeps_the_state(training):
     state, clients = _started(training), cohort(3)
     forwards = training.next(state, clients)
     assert_all_close(training.next(state, clients[::-1]), forwards)
@@ -124,7 +124,7 @@ def test_empty_cohort_keeps_the_models(training, name):
     assert sum(report["clients"].values()) == 0
 
 
-def test_clients_without_examples_only_count(training):
+def test_clients_without_examples_are_only_counted(training):
     state, clients = _started(training), cohort(6)
     expected, _ = training.next(state, clients)
     next_state, report = training.next(state, [clients[0], empty_client(), *clients[1:]])
@@ -134,12 +134,11 @@ def test_clients_without_examples_only_count(training):
 
 
 def test_non_finite_sums_skip_the_round(training, name):
-    """Each answer is within float32's range; the runtime excludes answers that are not."""
+    """Each client's output is finite; the runtime excludes other outputs. Their sum overflows."""
     algorithm = build(name)
     state, _ = run_rounds(training, cohorts(2))
     if not issubclass(CASES[name].options, EnsembleOptions):
-        # With these weights the inputs' size changes the gradients and no loss. The predictors of
-        # an ensemble are fixed.
+        # With these weights, the inputs' size changes gradients but not losses.
         weights = ModelWeights([np.zeros([4, 3], np.float32), np.array([0, 1, 0], np.float32)], [])
         state = state._replace(algorithm=algorithm.with_weights(state.algorithm, weights))
     far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])
@@ -149,7 +148,7 @@ def test_non_finite_sums_skip_the_round(training, name):
     assert report["skipped"] == is_skipped
     _assert_finite((next_state, report))
     if name == two_steps.NAME:
-        # All losses are equal: the rounding of their mean decides which clients are above it.
+        # All losses are equal, so rounding decides which clients are above the mean.
         return
     expected, _ = training.next(state, [] if is_skipped else [near] * 30)
     assert_all_close(next_state, expected)
@@ -158,7 +157,7 @@ def test_non_finite_sums_skip_the_round(training, name):
     assert not np.array_equal(*(_main_model(name, s).trainable[0] for s in (after, state)))
 
 
-def test_non_finite_clients_only_count(training):
+def test_non_finite_clients_are_only_counted(training):
     state, clients = _started(training), cohort(7)
     expected, expected_report = training.next(state, clients)
     for value in (np.nan, np.inf):
@@ -175,16 +174,16 @@ def test_long_absent_domains_keep_rounds_finite(training):
     for _ in range(30):
         state, report = training.next(state, [random_client(rng, 6, [1])])
     _assert_finite((state, report))
-    # All domains again: the others were absent for fifteen windows.
+    # The two other domains return after an absence of fifteen windows.
     _assert_finite(training.next(state, cohort(10)))
 
 
 @pytest.mark.slow_cases("delta_fl")
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
-def test_batches_larger_than_clients_change_nothing(trainings, name, training):
+def test_batch_size_above_client_size_keeps_state(trainings, name, training):
     clients = cohort(11, sizes=(4, 3, 1, 2))
     state, _ = run_rounds(trainings(name, client_batch_size=10_000), [clients] * 2)
-    # The reference has batches of 4, and the largest client fills one.
+    # The default batch size of 4 is the largest client's size.
     assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
 
@@ -221,7 +220,7 @@ def test_seed_determines_shuffling_and_dropout(streaming_runtime):
     assert not np.array_equal(weights[0].trainable[0], weights[1].trainable[0])
 
 
-# TFF takes seconds to compile each algorithm; `test_combinations.py` has the others.
+# `test_combinations.py` has the other algorithms.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
 def test_secure_rounds_match_plain_rounds(streaming_runtime, name, training):
@@ -230,7 +229,7 @@ def test_secure_rounds_match_plain_rounds(streaming_runtime, name, training):
     )
     secure = streaming_runtime.training(build(name), aggregation)
     assert secure.security.is_secure
-    # All fields of an answer, the counts of clipped values and the number of clients are secure.
+    # All fields of client outputs, counts of clipped values and numbers of clients are secure.
     sent = " ".join(secure.security.secure)
     for step in build(name).steps:
         bounds = step.bounds(ClientLimits())
@@ -265,8 +264,8 @@ def test_one_domain_equals_fed_avg(trainings, name):
 
 @pytest.mark.nightly_cases(but=["fed_avg"])
 @pytest.mark.parametrize("name", _with_trait(Trait.DOMAIN_BLIND))
-def test_domains_change_no_blind_algorithm(trainings, name):
-    # The order of a client's examples depends on their domains.
+def test_domain_blind_algorithms_ignore_domains(trainings, name):
+    # Shuffling depends on the examples' domains.
     training = trainings(name, client_shuffle=False)
     clients = cohort(12)
     moved = [{**c, "domain_id": (c["domain_id"] + 1) % NUM_DOMAINS} for c in clients]
@@ -276,7 +275,7 @@ def test_domains_change_no_blind_algorithm(trainings, name):
 
 @pytest.mark.nightly_cases(but=["stochastic_afl"])
 @pytest.mark.parametrize("name", _with_trait(Trait.PARTITION_BLIND))
-def test_one_full_step_ignores_the_partition(trainings, name):
+def test_full_batch_step_ignores_the_partition(trainings, name):
     training = trainings(name, client_epochs=1, client_batch_size=1000)
     clients = cohort(13)
     merged = {key: np.concatenate([c[key] for c in clients[1:]]) for key in clients[0]}

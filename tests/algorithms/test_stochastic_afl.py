@@ -1,4 +1,4 @@
-"""Twelve rounds of each variant of Stochastic-AFL against their transcription."""
+"""Stochastic-AFL: its variants equal a transcription, and rounds converge to the saddle point."""
 
 import json
 from collections import OrderedDict
@@ -13,7 +13,13 @@ from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
-from tests.computations.harness import make_client, random_client, run_rounds, single
+from tests.computations.harness import (
+    assert_all_close,
+    make_client,
+    random_client,
+    run_rounds,
+    single,
+)
 from tests.domain_weights import solvers
 from tff_agnostic.algorithms.saddle_point import draw, drawn_by_lambda, one_drawn_loss
 from tff_agnostic.computations import PlainSum, TrainingOutput
@@ -43,7 +49,7 @@ def _penalised(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
 
 
 class _Variant(NamedTuple):
-    """Settings, and the reference's steps with them."""
+    """Settings of the package, and the steps of the reference with these settings."""
 
     settings: dict[str, Any]
     steps: Steps
@@ -84,7 +90,7 @@ def test_rounds_match_reference(streaming_runtime, name):
     players = start([w.astype(np.float64) for w in W_0.trainable], np.full(3, 1 / 3))
     for cohort in COHORTS:
         state, (report,) = run_rounds(training, [cohort], state)
-        # The package draws the domain.
+        # The reference uses the domain that the package drew.
         weights = report["domain_weights"]["alpha"] * COUNTS
         drawn = weights if "weights_gradient" in variant.settings else None
         players = stochastic_afl_round(SOFTMAX, players, cohort, COUNTS, variant.steps, drawn)
@@ -95,11 +101,10 @@ def test_rounds_match_reference(streaming_runtime, name):
         models = algorithm.models(actual)
         assert list(models) == ["model", "last"]
         for model, expected_w in (("last", players.w), ("model", players.w_mean)):
-            for w, expected_value in zip(models[model].trainable, expected_w):
-                np.testing.assert_allclose(w, expected_value, rtol=1e-5, atol=1e-5)
+            assert_all_close(models[model].trainable, expected_w, rtol=1e-5, atol=1e-5)
 
 
-def test_hull_moves_its_mixtures_weights(streaming_runtime, tmp_path):
+def test_hull_set_updates_its_mixtures_weights(streaming_runtime, tmp_path):
     mixtures = {"x": {"0": 0.5, "1": 0.5}, "y": {"2": 1.0}}
     path = tmp_path / "mixtures.json"
     path.write_text(json.dumps(mixtures))
@@ -117,11 +122,11 @@ def test_hull_moves_its_mixtures_weights(streaming_runtime, tmp_path):
         np.testing.assert_allclose(report["domain_weights"]["lambda"], expected, atol=1e-5)
 
 
-# --- Domains that are absent, or not measured
+# --- Absent domains, and domains without measured losses
 
 
 def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any = None) -> Any:
-    """The server's part of a round, from sums over its clients; weights stay."""
+    """Returns the server's next state from the clients' sums; the model delta is 0."""
     sums = TrainingOutput(
         [tf.zeros_like(w) for w in state.weights.trainable],
         tf.constant(1.0),
@@ -144,7 +149,7 @@ def test_optimistic_steps_count_returning_losses_once(first_round):
         lambda_update="exponentiated_gradient",
     )
     state = algorithm.initialize()
-    # The means are 1, 2 and 3 in every round; the last domain is present in every second round.
+    # The domains' mean losses are 1, 2 and 3; the last domain is present in every second round.
     for round_num in range(1, 10):
         counts = np.array([1.0, 1.0, (round_num - first_round + 1) % 2])
         before = np.asarray(state.lambda_, np.float64)
@@ -155,18 +160,17 @@ def test_optimistic_steps_count_returning_losses_once(first_round):
         np.testing.assert_allclose(state.lambda_, expected / expected.sum(), rtol=1e-5)
 
 
-def test_unmeasured_loss_is_0_and_stays_unbiased():
-    """All losses are 1; the second domain is measured in two of five rounds, and trained in all."""
+def test_rarely_measured_losses_stay_unbiased():
+    """All losses are 1. The second domain always trains, but is measured in 2 of 5 rounds."""
     algorithm = build_afl(2, (100.0, 10.0), measured_share=0.2, lambda_learning_rate=0.01)
     state = algorithm.initialize()
     for measured in ([20, 5], [20, 0], [20, 5], [20, 0], [20, 0]) * 10:
         state = _round(algorithm, state, measured, measured, [80, 10 - measured[1]])
-    # 5 examples in two rounds of five have the expected mean of 2, so that lambda returns to its
-    # start.
+    # 5 measured examples in 2 of 5 rounds are 2 per round, as expected, so lambda returns to 1/2.
     np.testing.assert_allclose(state.lambda_, [0.5, 0.5], atol=1e-5)
 
 
-# --- Draws of Stochastic-AFL: means of its gradients
+# --- Means of Stochastic-AFL's random gradients
 
 
 def _population() -> list[dict[str, np.ndarray]]:
@@ -174,8 +178,8 @@ def _population() -> list[dict[str, np.ndarray]]:
     return [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
 
 
-def test_samples_have_all_examples_mean():
-    """A sample of one example is n times that example, and all examples are equally probable."""
+def test_sampled_gradients_are_unbiased():
+    """A gradient of one sampled example is n times the example's, and all are equally probable."""
     rng = np.random.default_rng(5)
     client = make_client(rng.normal(size=[5, 4]), [0, 1, 1, 2, 0], rng.integers(3, size=5))
     alpha = np.array([0.5, 0.2, 0.3], np.float32)
@@ -199,7 +203,7 @@ def test_samples_have_all_examples_mean():
     np.testing.assert_array_equal(is_example.sum(axis=0), 1)
     example_losses = np.array([5 * example_loss for _, example_loss, _ in singles])
     np.testing.assert_allclose(losses, example_losses[is_example.argmax(axis=0)], rtol=1e-5)
-    # 200 each, with a standard deviation of 12.6.
+    # Each example is expected 200 times, with a standard deviation of 12.6.
     assert np.all(np.abs(is_example.sum(axis=1) - 200) < 5 * 12.6)
 
 
@@ -214,7 +218,7 @@ def _passed(client: Any, alpha: Any, seed: Any, sample_size: Any = None) -> Any:
     )
 
 
-def test_draws_have_their_probabilities():
+def test_draws_have_the_given_probabilities():
     probabilities = np.array([0.0, 0.5, 0.0, 0.2, 0.3, 0.0], np.float32)
 
     @tf.function(autograph=False)
@@ -226,13 +230,13 @@ def test_draws_have_their_probabilities():
     drawn = draws(tf.stack([tf.range(2000), tf.ones([2000], tf.int32)], axis=1))
     shares = np.bincount(drawn, minlength=6) / 2000
     assert not shares[probabilities == 0].any()
-    # Standard deviations of at most 0.011.
+    # The fractions have standard deviations of at most 0.011.
     np.testing.assert_allclose(shares, probabilities, atol=0.055)
 
 
 @pytest.mark.slow
-def test_one_drawn_loss_has_the_mean(cohort_runtime):
-    """p L_K e_K: lambda moves in one entry, and each entry in a third of the rounds."""
+def test_one_drawn_loss_moves_one_lambda(cohort_runtime):
+    """The gradient p L_K e_K moves one entry of lambda, and each entry in 1/3 of the rounds."""
     algorithm = build_afl(lambda_gradient=one_drawn_loss, lambda_learning_rate=1e-3)
     training = cohort_runtime.training(algorithm, PlainSum())
     cohort = _population()
@@ -242,7 +246,7 @@ def test_one_drawn_loss_has_the_mean(cohort_runtime):
         state, report = training.next(state, cohort)
         losses = np.asarray(report["client_work"]["train"]["loss"])
         losses = losses * np.asarray(report["client_work"]["train"]["num_examples"]) / COUNTS
-        # The projection subtracts the same number from all.
+        # The projection subtracts the same number from all entries, so compare two entries.
         change = np.asarray(state.algorithm.lambda_) - before
         k = int(np.argmax(change))
         np.testing.assert_allclose(
@@ -252,11 +256,11 @@ def test_one_drawn_loss_has_the_mean(cohort_runtime):
     assert np.all(np.bincount(moved, minlength=3) > 8)
 
 
-# --- Convergence to the saddle of each Lambda set
+# --- Convergence to the saddle point in each set Lambda
 
 
 def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns a client with domains of different classes, some rare, and their counts."""
+    """Returns a client whose domains prefer different classes, and the domains' counts."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=[60, 4]).astype(np.float32)
     number = np.arange(60)
@@ -274,7 +278,7 @@ _BOX = "box:lower=0.1/0.3/0.1,upper=0.8/0.8/0.4"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simplex", _BOX, "hull"])
 def test_rounds_converge_in_each_lambda_set(cohort_runtime, tmp_path, name):
-    """The gap between the set's worst mixture at w_A and a solver's minimum for lambda_A closes."""
+    """The duality gap falls, between the worst mixture at w_A and the best w for lambda_A."""
     if name == "hull":
         name = f"hull:file={tmp_path / 'mixtures.json'}"
         mixtures = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}
@@ -306,7 +310,7 @@ def _domain_losses(client: Any, w: Any, counts: np.ndarray) -> np.ndarray:
 
 
 def _gap(client: Any, state: Any, counts: np.ndarray, lambda_set: Any) -> float:
-    """max over Lambda of L(w_A, lambda) - min_w L(w, lambda_A), the minimum by a solver."""
+    """Returns max_lambda L(w_A, lambda) - min_w L(w, lambda_A), with a solver's minimum."""
     scale = (np.asarray(state.mean_lambda, np.float64) / counts)[client["domain_id"]]
     shapes = [np.shape(v) for v in state.mean_weights]
 

@@ -1,4 +1,4 @@
-"""A user's algorithm as the rest of the package sees it: a spec, a label and a fingerprint."""
+"""Loading a user's algorithm from a file: its spec, label, fingerprint and errors."""
 
 import dataclasses
 import os
@@ -23,7 +23,6 @@ from tff_agnostic.program.options.user_algorithm import (
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    """A user's file."""
     return write_by_size(tmp_path / "by_size.py")
 
 
@@ -68,7 +67,7 @@ def test_fingerprint_includes_imports_while_building(tmp_path):
     spec.build(problem, spec.options())
     actual = algorithm_fingerprint(str(path))
     assert set(actual) == {"algorithm", "files that the algorithm imports"}
-    # A second run in the same process finds the same.
+    # A second run in the same process has the same fingerprint.
     spec.build(problem, spec.options())
     assert algorithm_fingerprint(str(path)) == actual
 
@@ -85,7 +84,7 @@ def test_equal_options_share_traces(path):
     assert hash(clients[0]) == hash(clients[1])
 
 
-def test_failing_checks_name_line_and_ranges_name_field(path):
+def test_invalid_options_name_the_file_or_field(path):
     path.write_text(
         BY_SIZE.replace(
             "\n\ndef weighted_work",

@@ -1,8 +1,9 @@
 """An algorithm of two steps, as a user would write it: only clients above the mean loss train.
 
-In the first step, every client sends its mean loss at w, and a 1. In the second step, clients train
-whose loss is not below the quotient of the sums, and are averaged by their numbers of examples.
-Clients remember their loss between the two. The mean of all iterates is a second model.
+In the first step, every client sends its mean loss at w, and a 1. The server divides the sums. In
+the second step, clients with at least this mean loss train, and the server averages them by their
+numbers of examples. Clients remember their loss between the steps. The mean of all iterates is a
+second model.
 """
 
 from typing import Any, NamedTuple

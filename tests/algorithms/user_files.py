@@ -1,8 +1,7 @@
-"""A user's own algorithms, as files."""
+"""A file with a user's own algorithm."""
 
 from pathlib import Path
 
-# FedAvg with a power of a client's size as its weight; a file that a user could write.
 BY_SIZE = '''\
 """FedAvg in which a client of n examples weighs n ** size_power."""
 
@@ -73,11 +72,11 @@ ALGORITHM = core.AlgorithmSpec("By size", "none", by_size, Options)
 
 
 def write_by_size(path: Path, *changes: tuple[str, str]) -> Path:
-    """Writes the file of a user's algorithm with some of its lines replaced.
+    """Writes `BY_SIZE` to a file and returns its path.
 
     Args:
-        path: Where to.
-        *changes: Pairs of a text that occurs once, and its replacement.
+        path: The written file.
+        *changes: Pairs of a string that occurs once in `BY_SIZE`, and its replacement.
     """
     source = BY_SIZE
     for old, new in changes:

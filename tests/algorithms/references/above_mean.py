@@ -1,8 +1,8 @@
 """An algorithm of two steps: clients with losses below the round's mean do not train.
 
-First exchange: a client sends F_k(w^t), its mean loss over all its examples, and a 1; the server
-divides the sums and broadcasts the quotient, in which clients count equally. Second exchange:
-the clients with F_k(w^t) >= mean train by local SGD from w^t and are averaged by n_k.
+In the first step, a client sends F_k(w^t), its mean loss over all its examples. The server
+broadcasts the mean over clients. In the second step, clients with F_k(w^t) >= mean train by local
+SGD from w^t, and the server averages them by n_k.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Round(NamedTuple):
 
     Attributes:
         w: w^{t+1}.
-        mean_loss: The broadcast mean; NaN if no client sent a loss.
+        mean_loss: Mean loss that the server broadcast; NaN if no client sent a loss.
         trains: Whether each client trained, in the given order.
     """
 
@@ -31,14 +31,13 @@ class Round(NamedTuple):
 def above_mean_round(model: Model, w_t: Weights, clients: Sequence[Client], sgd: LocalSgd) -> Round:
     """Computes one round; returns w^t if no client trains.
 
-    A client without examples, or whose loss at w^t is not finite, does nothing in either exchange.
-    One whose loss is finite but whose w_k is not counts in the mean, which is sent by then, and
-    not in the average.
+    A client without examples or with a non-finite loss at w^t takes no part in either step. A
+    client with a finite loss but non-finite w_k counts in the mean loss, not in the average.
     """
     F = [mean_loss(model, w_t, client) for client in clients]
     sent = [F_k for F_k in F if np.isfinite(F_k)]
     mean = sum(sent) / len(sent) if sent else float("nan")
-    # Neither a NaN loss nor a NaN mean is >= anything; an infinite loss would be.
+    # Comparisons with NaN are False, but an infinite loss would pass F_k >= mean.
     trains = [bool(np.isfinite(F_k) and F_k >= mean) for F_k in F]
     w = average(
         w_t,

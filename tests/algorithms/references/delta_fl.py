@@ -1,14 +1,16 @@
 """Delta-FL (Laguel et al., "A Superquantile Approach to Federated Learning", 2021), in float64.
 
-The objective is the largest sum_k pi_k F_k(w) over mixtures pi of clients with pi_k <= alpha_k /
-theta, which is the mean of the worst theta of the weight: the (1 - theta)-superquantile of the
-losses. In a round only clients train whose loss reaches the (1 - theta)-quantile, eta.
+The objective is the maximum of sum_k pi_k F_k(w) over mixtures pi of clients with pi_k <= alpha_k /
+theta. It equals the mean of the worst theta of the weight: the (1 - theta)-superquantile of the
+losses. In a round, only clients train whose loss reaches the (1 - theta)-quantile, eta.
 
-There are two ways to treat clients at eta. "paper" lets them train in full, so that more than theta
-of the weight may train; "exact" lets them train with the share that is left of theta, as the
-maximising pi does. And three ways to know eta: from the round's own losses (the paper's), from
-those of the round before, or tracked by steps; the first two compare losses by bins of a grid.
-`printed_rounds` is the algorithm as printed, which compares the losses themselves.
+Clients at eta train in one of two ways. With "paper" they train in full, so that more than theta of
+the weight can train. With "exact" they train with the fraction that completes theta, as in the
+maximising pi.
+
+The server knows eta in one of three ways: from the round's own losses as in the paper, from the
+previous round's losses, or by steps that track it. The first two compare losses by bins of a grid.
+`printed_rounds` is the algorithm as printed, which compares exact losses.
 """
 
 from collections.abc import Sequence
@@ -28,23 +30,23 @@ from tests.algorithms.references.softmax import (
     with_finite_loss,
 )
 
-# The grid's centres are 10^-6 r^j for j = 0..1024, with r = 10^(12/1024): 10^6 is the last one.
+# The grid's centres are 10^-6 r^j for j = 0..1024, with r = 10^(12/1024), so the last is 10^6.
 CENTERS = 1025
 _DECADES = (-6.0, 6.0)
 
-# 1 - theta and sums of weights round; shares of the whole weight that differ by less are equal.
+# Fractions of the total weight that differ by less are equal, as 1 - theta and sums are rounded.
 _ROUNDING = 1e-12
 
 
 class Cut(NamedTuple):
-    """Where training starts: a loss (or its bin), and with what share those at it train."""
+    """The loss (or bin) from which clients train, and the fraction for clients exactly at it."""
 
     at: float
     share: float
 
 
 class Survey(NamedTuple):
-    """The clients with examples and a finite loss, their F_k(w^t) and their alpha_k."""
+    """The clients with a finite loss, their losses F_k(w^t) and their weights alpha_k."""
 
     clients: list[Client]
     loss: np.ndarray
@@ -52,9 +54,9 @@ class Survey(NamedTuple):
 
 
 def quantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
-    """eta: the smallest of the losses v with sum_{F_k <= v} alpha_k >= (1 - theta) sum_k alpha_k.
+    """Returns eta, the smallest loss v with sum_{F_k <= v} alpha_k >= (1 - theta) sum_k alpha_k.
 
-    Losses of weight 0 are excluded.
+    Losses with weight 0 are ignored.
     """
     if not 0 < theta <= 1:
         raise ValueError(f"theta is in (0, 1], not {theta}")
@@ -65,7 +67,7 @@ def quantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
 
 
 def cut(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> Cut:
-    """eta, and the fraction in [0, 1] of their weight for clients at eta."""
+    """Returns eta, and the fraction in [0, 1] of their weight with which clients at eta train."""
     if boundary not in ("paper", "exact"):
         raise ValueError(f"boundary is 'paper' or 'exact', not {boundary!r}")
     eta = quantile(losses, alphas, theta)
@@ -77,39 +79,40 @@ def cut(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> Cu
 
 
 def shares_above(losses: ArrayLike, c: Cut) -> np.ndarray:
-    """1 above the cut, 0 below it, and the cut's share at it."""
+    """Returns 1 for losses above `c.at`, 0 below it, and `c.share` at it."""
     loss = np.asarray(losses, np.float64)
     return np.where(loss > c.at, 1.0, np.where(loss == c.at, c.share, 0.0))
 
 
 def shares(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> np.ndarray:
-    """Returns the share in [0, 1] of each client's weight that trains.
+    """Returns the fraction in [0, 1] of each client's weight that trains.
 
-    With "exact", sum_k share_k alpha_k = theta sum_k alpha_k; equal losses have equal shares.
+    With "exact", sum_k share_k alpha_k = theta sum_k alpha_k, and equal losses have equal shares.
     """
     return shares_above(losses, cut(losses, alphas, theta, boundary))
 
 
 def superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
-    """min over eta of eta + (1/theta) sum_k alpha_k max(F_k - eta, 0), attained at the quantile."""
+    """Returns min_eta eta + (1/theta) sum_k alpha_k max(F_k - eta, 0), attained at the quantile."""
     loss, alpha = _normalised(losses, alphas)
     eta = quantile(losses, alphas, theta)
     return float(eta + alpha @ np.maximum(loss - eta, 0.0) / theta)
 
 
 def cvar_lambda(domain_losses: ArrayLike, example_shares: ArrayLike, theta: float) -> np.ndarray:
-    """The maximising pi with domains instead of clients; it sums to 1.
+    """Returns the maximising pi, with domains instead of clients; it sums to 1.
 
-    alpha_i / theta above the cut, 0 below, and what is left at the cut, by alpha_i.
+    pi_i is alpha_i / theta for losses above eta and 0 below. Domains at eta share the rest of 1 by
+    alpha_i.
     """
     _, alpha = _normalised(domain_losses, example_shares)
     return alpha * shares(domain_losses, example_shares, theta, "exact") / theta
 
 
 def nearest_center(losses: ArrayLike) -> np.ndarray:
-    """The index of the centre nearest to each loss in the logarithm; those outside join the ends.
+    """Returns the index of the centre nearest to each loss, compared by logarithms.
 
-    Losses of 0 and below join the first one.
+    Losses outside the grid are clipped to its first or last centre.
     """
     low, high = _DECADES
     decades = np.log10(np.clip(np.asarray(losses, np.float64), 10.0**low, 10.0**high))
@@ -124,12 +127,12 @@ def printed_rounds(
     sgd: LocalSgd,
     rounds_per_threshold: int = 1,
 ) -> list[Weights]:
-    """Algorithm 1 with a budget of rounds for each w-step; Algorithm 2 has one round for each.
+    """Runs Algorithm 1 with `rounds_per_threshold` rounds per w-step; with 1 it is Algorithm 2.
 
-    Lines of Algorithm 2 are in brackets. alpha_k = n_k, as in section V.
+    Line numbers of Algorithm 2 are in brackets. alpha_k = n_k, as in section V.
 
     Returns:
-        w after each round.
+        The weights w after each round.
     """
     w, iterates = list(w_0), []
     for t, S_t in enumerate(cohorts):
@@ -153,11 +156,11 @@ def survey_round(
     weighting: str = "examples",
     boundary: str = "paper",
 ) -> Weights:
-    """Computes a round of Algorithm 2: the quantile of the clients' losses is the cut.
+    """Computes a round of Algorithm 2, whose threshold is the quantile of the clients' losses.
 
-    Clients whose losses share a bin are ties. A client without examples, or whose loss is not
-    finite, is dropped; one whose loss is finite but whose w_k is not counts in the quantile, which
-    is known by then, and not in the average. Without any client, the result is w^t.
+    Losses in the same bin are ties. A client without examples or with a non-finite loss is dropped.
+    A client with a finite loss but non-finite w_k counts in the quantile, not in the average.
+    Without clients, the result is w^t.
     """
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:
@@ -169,10 +172,11 @@ def survey_round(
 def smoothed_shares(
     losses: ArrayLike, alphas: ArrayLike, theta: float, nu: float
 ) -> tuple[np.ndarray, float]:
-    """Each client's h_nu'(F_k - eta), and eta: sum alpha_k h_nu'(F_k - eta) = theta sum alpha_k.
+    """Returns each client's h_nu'(F_k - eta), and eta, which minimises the smoothed objective.
 
-    The derivative of the smoothed objective in eta is 1 - (1/theta) sum_k alpha_k h_nu'(F_k - eta)
-    with h_nu'(r) = min(max(r / nu, 0), 1), for alphas that sum to 1. Solved by bisection.
+    With alphas that sum to 1, the objective's derivative in eta is
+    1 - (1/theta) sum_k alpha_k h_nu'(F_k - eta), where h_nu'(r) = min(max(r / nu, 0), 1). A root
+    finder sets the derivative to 0.
     """
     loss, alpha = _normalised(losses, alphas)
     if theta == 1:
@@ -196,7 +200,7 @@ def smoothed_round(
     weighting: str,
     nu: float,
 ) -> Weights:
-    """One round of a survey with the smoothed objective; losses are the centres of their bins."""
+    """Computes one round with the smoothed objective and losses rounded to bins' centres."""
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:
         return list(w_t)
@@ -207,7 +211,7 @@ def smoothed_round(
 
 
 def smoothed_superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float, nu: float) -> float:
-    """min over eta of eta + (1/theta) sum_k alpha_k h_nu(F_k - eta)."""
+    """Returns min_eta eta + (1/theta) sum_k alpha_k h_nu(F_k - eta)."""
     loss, alpha = _normalised(losses, alphas)
     _, eta = smoothed_shares(losses, alphas, theta, nu)
     above = np.maximum(loss - eta, 0.0)
@@ -225,10 +229,11 @@ def lagged_round(
     weighting: str = "examples",
     boundary: str = "paper",
 ) -> tuple[Weights, Optional[Cut]]:
-    """One round with the threshold of the round before; returns that of this round's losses at w^t.
+    """Computes one round with the previous round's threshold `c`.
 
-    Thresholds are at bins. Without one, in the first round, all clients train in full. A round
-    without any finite loss keeps the threshold.
+    Returns:
+        The next weights, and the threshold from this round's losses at w^t, as a bin's index. In
+        the first round, `c` is None and all clients train. A round without finite losses keeps `c`.
     """
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:
@@ -249,11 +254,11 @@ def tracked_round(
     weighting: str = "examples",
     rate: float = 0.2,
 ) -> tuple[Weights, Optional[float]]:
-    """One round of the clients with F_k >= eta, and eta exp(-rate (below - (1 - theta))).
+    """Trains the clients with F_k >= eta; returns w and eta exp(-rate (below - (1 - theta))).
 
-    below is the share of the weight whose loss is below eta. Without an eta, in the first round,
-    everyone trains, and the next one is a tenth of the mean loss: low, since eta grows faster than
-    it falls. A round without any finite loss keeps eta.
+    `below` is the fraction of the weight whose loss is below eta. In the first round, eta is None,
+    all clients train, and the next eta is a tenth of the mean loss: it starts low, since it grows
+    faster than it falls. A round without finite losses keeps eta.
     """
     survey = _survey(model, w_t, clients, weighting)
     if not survey.clients:
@@ -266,7 +271,7 @@ def tracked_round(
 
 
 def _normalised(losses: ArrayLike, alphas: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """The losses, and the weights divided by their sum."""
+    """Returns the losses, and the weights divided by their sum."""
     alpha = np.asarray(alphas, np.float64)
     return np.asarray(losses, np.float64), alpha / alpha.sum()
 
@@ -283,7 +288,7 @@ def _survey(model: Model, w_t: Weights, clients: Sequence[Client], weighting: st
 def _train_shares(
     model: Model, w_t: Weights, survey: Survey, share: np.ndarray, sgd: LocalSgd
 ) -> Weights:
-    """w^t + sum_k s_k alpha_k (w_k - w^t) / sum_k s_k alpha_k with the shares s_k."""
+    """Returns w^t + sum_k s_k alpha_k (w_k - w^t) / sum_k s_k alpha_k with the shares s_k."""
     return average(
         w_t,
         (

@@ -1,7 +1,7 @@
 """FedBoost and AFLBoost in NumPy, float64, written from the paper (Hamer, Mohri, Suresh 2020).
 
-Figures 1 and 2, equation (8), section 4.2 with its bias removed. Predictors are their outputs for
-each example: distributions over classes, the rows of an array [q, classes].
+It has figures 1 and 2, equation (8), and section 4.2 with its bias removed. Predictors occur only
+as their outputs for an example: distributions over classes, the rows of an array [q, classes].
 """
 
 import itertools
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Example(NamedTuple):
-    """An example: the output of each predictor, [q, classes], its class and its domain."""
+    """An example: the predictors' outputs h [q, classes], its class y, and its domain."""
 
     h: np.ndarray
     y: int
@@ -20,7 +20,7 @@ class Example(NamedTuple):
 
 
 def gammas(sampling: str, alpha: np.ndarray, budget: int, uniform_share: float = 0.0) -> np.ndarray:
-    """Sampling probabilities of the predictors; equation (8) for "weighted"."""
+    """Returns the predictors' sampling probabilities, by equation (8) if "weighted"."""
     q = len(alpha)
     if sampling == "none":
         return np.ones(q)
@@ -31,7 +31,7 @@ def gammas(sampling: str, alpha: np.ndarray, budget: int, uniform_share: float =
 
 
 def loss_at(loss: str, weights: np.ndarray, example: Example) -> float:
-    """The loss of an example under sum_k weights_k h_k."""
+    """Returns the loss of the mixture sum_k weights_k h_k on an example."""
     mixed = weights @ example.h
     if loss == "log":
         return float(-np.log(mixed[example.y]))
@@ -40,7 +40,7 @@ def loss_at(loss: str, weights: np.ndarray, example: Example) -> float:
 
 
 def gradient_at(loss: str, weights: np.ndarray, example: Example) -> np.ndarray:
-    """Its gradient by each of the q weights: <grad loss(h), h_k>."""
+    """Returns the gradient of `loss_at` in the q weights: <grad loss(h), h_k> for each k."""
     mixed = weights @ example.h
     if loss == "log":
         return -example.h[:, example.y] / mixed[example.y]
@@ -56,7 +56,7 @@ def estimate(
     mask: np.ndarray,
     example: Example,
 ) -> np.ndarray:
-    """Draws an estimate of the gradient at alpha; zeros without samples."""
+    """Returns an estimate of the gradient at alpha from the predictors in the mask; else zeros."""
     if not mask.any():
         return np.zeros_like(alpha)
     gradient = gradient_at(loss, mask * alpha / gamma, example)
@@ -75,27 +75,27 @@ def estimate(
 
 
 def masks(q: int) -> Iterator[np.ndarray]:
-    """All 2^q masks."""
+    """Yields all 2^q masks of q predictors."""
     for bits in itertools.product([0.0, 1.0], repeat=q):
         yield np.array(bits)
 
 
 def expectation(gamma: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The mean over independent masks, by enumeration."""
+    """Returns the exact mean of `value` over masks that sample predictors independently."""
     return np.sum(
         [np.prod(np.where(m > 0, gamma, 1 - gamma)) * value(m) for m in masks(len(gamma))], axis=0
     )
 
 
 def entropy_step(alpha: np.ndarray, gradient: np.ndarray, rate: float) -> np.ndarray:
-    """A step of mirror descent with F = sum x log x."""
+    """Returns alpha after a step of mirror descent with F = sum x log x."""
     exponents = np.log(np.maximum(alpha, 1e-300)) - rate * gradient
     raised = np.where(alpha > 0, np.exp(exponents - exponents.max()), 0.0)
     return raised / raised.sum()
 
 
 def euclidean_step(alpha: np.ndarray, gradient: np.ndarray, rate: float) -> np.ndarray:
-    """A step with F = |x|^2 / 2: the nearest point of the simplex, by bisection."""
+    """Returns alpha after a step with F = |x|^2 / 2, projected to the simplex by bisection."""
     point = alpha - rate * gradient
     low, high = point.min() - 1.0, point.max()
     for _ in range(200):
@@ -120,7 +120,7 @@ def fed_boost_round(
     mirror_map: str,
     rate: float,
 ) -> np.ndarray:
-    """Figure 1, lines 3 to 5: alpha_{t+1}; a round without predictors or examples is no step."""
+    """Returns alpha_{t+1} by figure 1, lines 3 to 5; alpha_t without predictors or examples."""
     clients = [client for client in cohort if len(client)]
     if not clients or not mask.any():
         return alpha
@@ -146,9 +146,10 @@ def afl_boost_round(
     lambda_rate: float,
     counts: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Figure 2, lines 3 to 7, with the weights lambda_k / N_k that objective (11) asks for.
+    """Returns alpha and lambda after figure 2, lines 3 to 7.
 
-    `counts` are N_k. lambda climbs on the simplex with the entropy as mirror map.
+    Examples have the weights lambda_k / N_k of objective (11), where `counts` are N_k. lambda
+    ascends on the simplex with the entropy as mirror map.
     """
     examples = [example for client in cohort for example in client]
     if not examples or not mask.any():
@@ -163,7 +164,7 @@ def afl_boost_round(
 
 
 def capacity(distributions: np.ndarray, rounds: int = 20_000) -> tuple[np.ndarray, float]:
-    """max over lambda of sum_k lambda_k KL(D_k || sum_l lambda_l D_l), by Blahut-Arimoto."""
+    """Returns argmax and max of sum_k lambda_k KL(D_k || sum_l lambda_l D_l), by Blahut-Arimoto."""
     lambda_ = np.full(len(distributions), 1 / len(distributions))
     for _ in range(rounds):
         mixed = lambda_ @ distributions
@@ -174,5 +175,5 @@ def capacity(distributions: np.ndarray, rounds: int = 20_000) -> tuple[np.ndarra
 
 
 def mean_loss(loss: str, alpha: np.ndarray, cohort: Sequence[Any]) -> float:
-    """The mean over all examples of all clients."""
+    """Returns the mean loss over all examples of a cohort."""
     return float(np.mean([loss_at(loss, alpha, e) for client in cohort for e in client]))

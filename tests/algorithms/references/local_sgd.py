@@ -22,11 +22,10 @@ class LocalSgd:
     """Settings of a client's training.
 
     Attributes:
-        eta: The step.
+        eta: Learning rate.
         epochs: E, passes over the client's examples in their order, never shuffled.
-        batch_size: B. The last batch of a pass may be smaller; None is one batch of all.
-        divisor: Divisor of a batch's summed gradient: n_k ("client"), or the number of examples of
-            the batch ("batch").
+        batch_size: B, the last batch of a pass may be smaller; None for one batch of all examples.
+        divisor: Divisor of a batch's summed gradient: "client" is n_k, "batch" the batch's size.
     """
 
     eta: float
@@ -46,9 +45,9 @@ def train(
     sgd: LocalSgd,
     extra_gradient: Optional[Callable[[Weights], Weights]] = None,
 ) -> Weights:
-    """w_k: the weights after local SGD from w^t; w^t itself for a client without examples.
+    """Returns w_k, the weights after local SGD from w^t; w^t for a client without examples.
 
-    `extra_gradient` of the current weights is added to each step's gradient after the division.
+    Each step adds `extra_gradient(w)` to the divided gradient.
     """
     x, y = examples(client)
     n_k = len(y)
@@ -67,9 +66,9 @@ def train(
 
 
 def average(w_t: Weights, trained: Iterable[tuple[float, Weights]]) -> Weights:
-    """w^t - sum_k c_k (w^t - w_k) / sum_k c_k over pairs (c_k, w_k).
+    """Returns w^t - sum_k c_k (w^t - w_k) / sum_k c_k over pairs (c_k, w_k).
 
-    A w_k that is not finite is skipped with its c_k; without any pair, the result is w^t.
+    Both sums omit pairs with a non-finite w_k; without pairs, the result is w^t.
     """
     kept = [(c_k, w_k) for c_k, w_k in trained if c_k > 0 and all_finite(w_k)]
     if not kept:
@@ -85,10 +84,10 @@ def fed_avg_round(
     sgd: LocalSgd,
     weighting: str = "examples",
 ) -> Weights:
-    """One round of FedAvg, clients averaged by n_k ("examples") or equally ("equal").
+    """Returns w^{t+1} of FedAvg, which averages clients by n_k ("examples") or equally ("equal").
 
-    A client without examples, or whose loss at w^t or w_k is not finite, is dropped: it counts
-    neither above nor below the line.
+    The average omits clients without examples and clients with a non-finite loss at w^t or
+    non-finite w_k.
     """
     if weighting not in ("examples", "equal"):
         raise ValueError(f"weighting is 'examples' or 'equal', not {weighting!r}")

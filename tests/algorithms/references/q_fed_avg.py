@@ -1,8 +1,8 @@
 """q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", 2020), float64.
 
-Minimises sum_k p_k / (q+1) F_k(w)^{q+1} with p_k = n_k / n. The paper draws devices with
-probability p_k and sums them equally (weighting "equal"); where devices are drawn uniformly, both
-sums take n_k instead (weighting "examples").
+It minimises sum_k p_k / (q+1) F_k(w)^{q+1} with p_k = n_k / n. The paper draws devices with
+probability p_k and sums them equally, which is the weighting "equal". The weighting "examples" is
+for uniformly drawn devices: both sums weight them by n_k.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from tests.algorithms.references.softmax import (
     with_finite_loss,
 )
 
-# The authors' code adds it to F before powers: a loss of 0 has no power q - 1 for q < 1.
+# Offset that the authors' code adds to F, since 0^(q - 1) is infinite for q < 1.
 LOSS_OFFSET = 1e-10
 
 
 class Message(NamedTuple):
-    """The message of device k: its Delta_k, shapes as in w, and its h_k."""
+    """Device k's message: Delta_k with shapes as in w, and h_k."""
 
     Delta: Weights
     h: float
@@ -35,7 +35,7 @@ class Message(NamedTuple):
 def q_fed_avg_message(
     model: Model, w_t: Weights, client: Client, q: float, sgd: LocalSgd
 ) -> Message:
-    """Delta_k and h_k of one device as published, L = 1/eta."""
+    """Returns Delta_k and h_k of one device as published, with L = 1/eta."""
     F, Dw, L = _losses_and_steps(model, w_t, client, sgd)
     with np.errstate(over="ignore", invalid="ignore"):
         Delta = [F**q * Dw_m for Dw_m in Dw]
@@ -51,10 +51,10 @@ def q_fed_avg_round(
     sgd: LocalSgd,
     weighting: str = "equal",
 ) -> Weights:
-    """Computes one round: w^{t+1} = w^t - sum_k Delta_k / sum_k h_k.
+    """Returns w^{t+1} = w^t - sum_k Delta_k / sum_k h_k.
 
-    A client without examples, or with a loss, Delta_k or h_k that is not finite, is dropped: it
-    counts neither above nor below the line. If sum_k h_k is 0, the result is w^t.
+    Both sums omit clients without examples and clients with a non-finite loss, Delta_k or h_k. If
+    sum_k h_k is 0, the result is w^t.
     """
     kept = with_finite_loss(model, w_t, clients)
     messages = [q_fed_avg_message(model, w_t, client, q, sgd) for client in kept]
@@ -64,11 +64,11 @@ def q_fed_avg_round(
 def _losses_and_steps(
     model: Model, w_t: Weights, client: Client, sgd: LocalSgd
 ) -> tuple[np.float64, Weights, float]:
-    """F_k(w^t) over ALL examples and before training, Dw_k = L (w^t - w_k), and L."""
+    """Returns F_k(w^t) over all examples, before training; Dw_k = L (w^t - w_k); and L."""
     L = 1.0 / sgd.eta
     w_k = train(model, w_t, client, sgd)
     Dw = [L * (w_m - w_km) for w_m, w_km in zip(w_t, w_k)]
-    # NumPy's own number: Python's raises if a power overflows.
+    # Python's float raises an error if a power overflows; NumPy's is infinite.
     return np.float64(mean_loss(model, w_t, client) + LOSS_OFFSET), Dw, L
 
 
@@ -79,7 +79,7 @@ def _squared_norm(w: Weights) -> float:
 def _step(
     w_t: Weights, clients: Sequence[Client], messages: Sequence[Message], weighting: str
 ) -> Weights:
-    """The server's step over one message of each client."""
+    """Returns the server's next weights from one message per client."""
     if weighting not in ("examples", "equal"):
         raise ValueError(f"weighting is 'examples' or 'equal', not {weighting!r}")
     total, total_h = [np.zeros_like(w_m, dtype=np.float64) for w_m in w_t], 0.0

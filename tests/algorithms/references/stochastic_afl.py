@@ -1,11 +1,11 @@
 """Stochastic-AFL (Mohri, Sivek, Suresh, "Agnostic Federated Learning", 2019), in float64.
 
-min over w of max over lambda in Lambda of sum_i lambda_i L_i(w): both players step at once from
+It solves min_w max_{lambda in Lambda} sum_i lambda_i L_i(w). Both players step simultaneously from
 (w_{t-1}, lambda_{t-1}), and the output is the mean of the iterates t = 1..T.
 
-A round has a cohort instead of a sample: with n_i the examples of domain i that a cohort is
-expected to have, the gradient in w is the sum over the cohort's examples j of domains i of
-lambda_i / n_i grad l_j, and that in lambda is the vector of sums of losses over n_i.
+A round has a cohort instead of a sample. n_i is the expected number of domain i's examples in a
+cohort. The gradient in w is sum_j lambda_i / n_i grad l_j over the cohort's examples j, where i is
+j's domain. The gradient in lambda_i is the sum of domain i's losses, divided by n_i.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tests.algorithms.references.softmax import Client, Model, Weights, examples
 
 
 class Players(NamedTuple):
-    """w_t and lambda_t, their means over 1..t, and the gradients of the step before."""
+    """w_t and lambda_t, their means over 1..t, and the previous step's gradients."""
 
     w: Weights
     lambda_: np.ndarray
@@ -29,11 +29,11 @@ class Players(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """gamma_w, gamma_lambda, their schedules, and the steps of both players."""
+    """The learning rates gamma_w and gamma_lambda, and the variants of both players' steps."""
 
     gamma_w: float
     gamma_lambda: float
-    # (lambda, h, gamma) -> the next lambda, in Lambda
+    # Called with (lambda, h, gamma); returns the next lambda, in Lambda.
     ascend: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
     decay: Callable[[int], float] = lambda t: 1.0
     optimistic: bool = False
@@ -42,7 +42,7 @@ class Steps(NamedTuple):
 
 
 def start(w: Weights, lambda_: np.ndarray) -> Players:
-    """w_0 and lambda_0."""
+    """Returns the players' state before the first round, from w_0 and lambda_0."""
     return Players(w, lambda_, w, lambda_)
 
 
@@ -54,16 +54,16 @@ def stochastic_afl_round(
     steps: Steps,
     lambda_for_w: Optional[np.ndarray] = None,
 ) -> Players:
-    """Computes one round; a round without examples changes nothing.
+    """Returns the players after one round; a round without examples changes nothing.
 
     Args:
         model: The model.
-        players: Before.
-        cohort: The clients; those without examples or with a loss that is not finite are dropped.
-        n: The expected counts.
+        players: Players after round t - 1.
+        cohort: The clients; clients without examples or with a non-finite loss are dropped.
+        n: Expected number of each domain's examples.
         steps: Options of the steps.
-        lambda_for_w: Weights of the domains in w's gradient, if not lambda_{t-1}: the vertex of the
-            drawn domain.
+        lambda_for_w: Domain weights in w's gradient, such as the drawn domain's unit vector; None
+            for lambda_{t-1}.
     """
     p = len(n)
     kept = with_finite_loss(model, players.w, cohort)
@@ -94,7 +94,6 @@ def stochastic_afl_round(
         norm = np.sqrt(sum(np.sum(w_m**2) for w_m in w))
         w = [w_m * min(1.0, steps.radius / norm) for w_m in w]
     lambda_ = steps.ascend(players.lambda_, h_used, steps.gamma_lambda * factor)
-    # The mean of all iterates so far.
     w_mean = [((t - 1) * mean + w_m) / t for mean, w_m in zip(players.w_mean, w)]
     lambda_mean = ((t - 1) * players.lambda_mean + lambda_) / t
     return Players(w, lambda_, w_mean, lambda_mean, t, g, h)

@@ -1,8 +1,8 @@
 """Tilted-ERM over clients (Li et al., "Tilted Empirical Risk Minimization", 2021), float64.
 
 The objective is (1/t) log sum_k p_k exp(t F_k(w)) with p_k = n_k / n, or equal p_k. Its gradient is
-the mean of the clients' gradients with weights p_k exp(t F_k) / sum_j p_j exp(t F_j): a softmax,
-taken here in the log domain from the largest exponent. t = 0 is the mean of the F_k.
+the mean of the clients' gradients with weights p_k exp(t F_k) / sum_j p_j exp(t F_j). With t = 0,
+the objective is the mean of the F_k.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from tests.algorithms.references.softmax import (
 
 
 def tilted_weights(F: Sequence[float], p: Sequence[float], t: float) -> np.ndarray:
-    """p_k exp(t F_k) / sum_j p_j exp(t F_j), for losses and t of any size."""
+    """Returns p_k exp(t F_k) / sum_j p_j exp(t F_j), for losses and t of any size."""
     exponents = t * np.asarray(F, np.float64) + np.log(np.asarray(p, np.float64))
     unnormalised = np.exp(exponents - exponents.max())
     return unnormalised / unnormalised.sum()
 
 
 def tilted_loss(F: Sequence[float], p: Sequence[float], t: float) -> float:
-    """(1/t) log sum_k p_k exp(t F_k); the mean for t = 0."""
+    """Returns (1/t) log sum_k p_k exp(t F_k); the mean of the F_k for t = 0."""
     losses, shares = np.asarray(F, np.float64), np.asarray(p, np.float64) / np.sum(p)
     if t == 0:
         return float(shares @ losses)
@@ -45,10 +45,10 @@ def term_round(
     sgd: LocalSgd,
     weighting: str = "examples",
 ) -> Weights:
-    """Computes one round: w^{t+1} = sum_k c_k w_k with tilted weights c_k; F_k is the loss at w^t.
+    """Returns w^{t+1} = sum_k c_k w_k with tilted weights c_k; F_k is the loss at w^t.
 
-    A client without examples, or whose loss or w_k is not finite, is dropped: it counts neither
-    above nor below the line. If no client remains, the result is w^t.
+    The sums omit clients without examples and clients with a non-finite loss or w_k. Without
+    clients, the result is w^t.
     """
     if weighting not in ("examples", "equal"):
         raise ValueError(f"weighting is 'examples' or 'equal', not {weighting!r}")

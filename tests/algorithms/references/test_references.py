@@ -1,4 +1,4 @@
-"""The references against results that need no code of the project: by hand, and by identities."""
+"""The references equal values computed by hand, finite differences and SciPy's optima."""
 
 import numpy as np
 import pytest
@@ -24,9 +24,9 @@ from tests.algorithms.references.softmax import Model, losses, summed_gradient
 from tests.algorithms.references.term import term_round, tilted_loss, tilted_weights
 
 _FEATURES, _CLASSES = 4, 3
-# Float64 throughout: formulas that are equal on paper differ by rounding alone.
+# All arrays are float64, so mathematically equal formulas differ only by rounding.
 _RTOL = 1e-11
-# One weight w; an example's loss is (a/2) w^2, with its only feature a.
+# A model with one weight w, where an example with the feature a has the loss (a/2) w^2.
 _QUADRATIC = Model(
     losses=lambda w, x, y: x[:, 0] / 2 * w[0] ** 2,
     summed_gradient=lambda w, x, y: [x[:, 0].sum() * w[0]],
@@ -63,7 +63,7 @@ def _assert_close(actual, expected, rtol=_RTOL):
 
 
 class TestSoftmax:
-    def test_gradient_against_finite_differences(self, w):
+    def test_gradient_equals_finite_differences(self, w):
         x, y = _client(5, 7)["x"].astype(np.float64), _client(5, 7)["y"]
         step = 1e-6
         for m, gradient in enumerate(summed_gradient(w, x, y)):
@@ -81,20 +81,20 @@ class TestLocalSgd:
     @pytest.mark.parametrize(
         ("divisor", "expected"),
         [
-            # Batches (1, 2) and (4) have the gradients 3w and 4w. "client" divides both by n_k = 3,
-            # "batch" by the 2 and the 1 examples of the batches.
+            # The batches (1, 2) and (4) have the gradients 3w and 4w. "client" divides both by
+            # n_k = 3, and "batch" by the batches' sizes 2 and 1.
             ("client", (1 - 0.1 * 3 / 3) * (1 - 0.1 * 4 / 3)),
             ("batch", (1 - 0.1 * 3 / 2) * (1 - 0.1 * 4 / 1)),
         ],
     )
-    def test_an_epoch_with_a_smaller_last_batch(self, divisor, expected):
+    def test_smaller_last_batch_equals_value_by_hand(self, divisor, expected):
         client = _quadratic_client(1.0, 2.0, 4.0)
         sgd = LocalSgd(eta=0.1, batch_size=2, divisor=divisor)
         _assert_close(train(_QUADRATIC, [1.0], client, sgd), [expected])
         twice = LocalSgd(eta=0.1, epochs=2, batch_size=2, divisor=divisor)
         _assert_close(train(_QUADRATIC, [1.0], client, twice), [expected**2])
 
-    def test_fed_avg_by_hand(self):
+    def test_fed_avg_equals_value_by_hand(self):
         clients = [_quadratic_client(1.0), _quadratic_client(2.0, 2.0, 2.0)]
         # w_k = 1 - 0.1 a.
         by_examples = fed_avg_round(_QUADRATIC, [1.0], clients, LocalSgd(0.1))
@@ -105,7 +105,7 @@ class TestLocalSgd:
 
 class TestQFedAvg:
     @pytest.mark.parametrize("q", [0.0, 1.0, 2.5])
-    def test_one_device_with_a_quadratic_loss_by_hand(self, q):
+    def test_one_device_equals_value_by_hand(self, q):
         a, w, eta = 3.0, 2.0, 0.1
         F, gradient, L = a / 2 * w**2, a * w, 1 / eta
         # w - F^q a w / (q F^{q-1} a^2 w^2 + L F^q), and a^2 w^2 / F = 2 a.
@@ -113,15 +113,15 @@ class TestQFedAvg:
         assert F == 6.0
         client = _quadratic_client(a)
         message = q_fed_avg_message(_QUADRATIC, [w], client, q, LocalSgd(eta))
-        # The tolerance is 1e-9, since this expectation omits the offset of F.
+        # The expected value omits F's offset, so the tolerance is 1e-9.
         _assert_close(message.Delta, [6.0**q * 6.0], rtol=1e-9)
         assert message.h == pytest.approx(q * 6.0 ** (q - 1) * 36.0 + 10.0 * 6.0**q, rel=1e-9)
         _assert_close(
             q_fed_avg_round(_QUADRATIC, [w], [client], q, LocalSgd(eta)), [expected], rtol=1e-9
         )
 
-    def test_two_devices_by_hand(self):
-        # At w = 1, eta = 1/10, q = 1: F = a/2, Dw = a; Delta = a^2/2, h = a^2 + 10 a/2.
+    def test_two_devices_equal_values_by_hand(self):
+        # With w = 1, eta = 1/10, q = 1: F = a/2, Dw = a, Delta = a^2/2, h = a^2 + 10 a/2.
         clients = [_quadratic_client(2.0), _quadratic_client(4.0, 4.0, 4.0)]
         equal = q_fed_avg_round(_QUADRATIC, [1.0], clients, 1.0, LocalSgd(0.1))
         _assert_close(equal, [1 - (2 + 8) / (14 + 36)], rtol=1e-9)
@@ -130,7 +130,7 @@ class TestQFedAvg:
 
 
 class TestFedProx:
-    def test_two_local_steps_by_hand(self):
+    def test_two_local_steps_equal_value_by_hand(self):
         # From w = 1 with a = 2 and eta = 0.1: 0.8, then 0.8 - 0.1 (2 * 0.8 + mu (0.8 - 1)).
         client = _quadratic_client(2.0)
         w_k = train_proximal(_QUADRATIC, [1.0], client, LocalSgd(0.1, epochs=2), mu=3.0)
@@ -138,9 +138,9 @@ class TestFedProx:
 
 
 class TestTerm:
-    def test_two_devices_by_hand(self):
-        # At w = 1: F = a/2, and w_k = 1 - 0.1 a. With t = log 2 a loss that is 1 larger weighs
-        # twice as much: 2 * 1 against 1 * 3.
+    def test_two_devices_equal_values_by_hand(self):
+        # At w = 1, F = a/2 and w_k = 1 - 0.1 a. With t = log 2, a loss larger by 1 has twice the
+        # weight per example, so the clients' weights are 2 * 1 and 1 * 3.
         clients = [_quadratic_client(4.0), _quadratic_client(2.0, 2.0, 2.0)]
         w = term_round(_QUADRATIC, [1.0], clients, np.log(2), LocalSgd(0.1))
         _assert_close(w, [(2 * 0.6 + 3 * 0.8) / 5])
@@ -148,7 +148,7 @@ class TestTerm:
         _assert_close(equal, [(2 * 0.6 + 1 * 0.8) / 3])
 
     @pytest.mark.parametrize("t", [0.3, 4.0, -2.0])
-    def test_weights_are_the_objectives_gradient(self, t):
+    def test_tilted_weights_equal_the_objectives_gradient(self, t):
         F, p, step = np.array([0.5, 1.7, 3.0]), np.array([5.0, 1.0, 2.0]), 1e-6
         for k, weight in enumerate(tilted_weights(F, p, t)):
             ends = [tilted_loss(F + sign * step * np.eye(3)[k], p, t) for sign in (1, -1)]
@@ -156,8 +156,8 @@ class TestTerm:
 
 
 class TestAboveMean:
-    def test_by_hand(self):
-        # Losses at w = 1: 1, 3, 2; the last one equals their mean, 2.
+    def test_above_mean_round_equals_value_by_hand(self):
+        # The losses at w = 1 are 1, 3, 2; the last loss equals the mean, 2.
         clients = [_quadratic_client(2.0), _quadratic_client(6.0), _quadratic_client(3.0, 5.0)]
         w, mean, trains = above_mean_round(_QUADRATIC, [1.0], clients, LocalSgd(0.1))
         assert mean == 2.0
@@ -177,12 +177,12 @@ def _with_losses(losses, sizes):
 
 
 def _random_losses(seed):
-    """Draws losses of three to nine clients; half of the draws have many ties."""
+    """Returns random losses, weights and levels; losses of odd seeds have many ties."""
     rng = np.random.default_rng(seed)
     n = rng.integers(3, 10)
     F = rng.integers(1, 4, n).astype(np.float64) if seed % 2 else rng.exponential(size=n)
     alpha = rng.integers(1, 40, n) if seed % 3 else np.ones(n)
-    # Some levels cut the weight exactly between two clients.
+    # This level's threshold can be exactly between two clients.
     on_the_edge = alpha[rng.permutation(n)[: rng.integers(1, n)]].sum() / alpha.sum()
     return F, alpha, [rng.uniform(0.01, 1.0), on_the_edge, 1.0]
 
@@ -201,7 +201,9 @@ class TestFilter:
             ([1, 1, 1, 1], 0.25, 3, 0.5, 3.5, 4.0),
         ],
     )
-    def test_by_hand(self, alpha, theta, eta, kept, filtered, expected):
+    def test_quantiles_and_shares_equal_values_by_hand(
+        self, alpha, theta, eta, kept, filtered, expected
+    ):
         F = [1.0, 2.0, 3.0, 4.0]
         assert quantile(F, alpha, theta) == eta
         share = shares(F, alpha, theta, "paper")
@@ -211,15 +213,15 @@ class TestFilter:
         exact = shares(F, alpha, theta, "exact")
         assert np.average(F, weights=exact * alpha) == pytest.approx(expected)
 
-    def test_levels_that_round(self):
-        # 1 - 0.7 is more than 0.3, and 0.1 + 0.2 is more than that.
+    def test_rounded_levels_give_exact_quantiles(self):
+        # In floating point, 0.3 < 1 - 0.7 < 0.1 + 0.2.
         assert quantile([1, 2, 3, 4], [0.1, 0.2, 0.3, 0.4], 0.7) == 2
         for n in range(1, 60):
             for k in range(1, n):
                 assert quantile(np.arange(1, n + 1), [1 / n] * n, 1 - k / n) == k
                 assert shares(np.arange(n), [1 / n] * n, k / n, "exact").sum() == k
 
-    # TFF's SciPy is older than its NumPy.
+    # TFF's SciPy calls a deprecated function of its NumPy.
     @pytest.mark.filterwarnings("ignore:np.find_common_type:DeprecationWarning")
     @pytest.mark.parametrize("seed", range(40))
     def test_pi_solves_the_linear_program(self, seed):
@@ -238,8 +240,8 @@ class TestFilter:
 
 
 class TestSurveyRound:
-    def test_by_hand(self):
-        # w_k = .8, .6, .4, .2.
+    def test_survey_round_equals_values_by_hand(self):
+        # The clients' weights w_k are 0.8, 0.6, 0.4, 0.2.
         clients, w = _with_losses([1, 2, 3, 4], [1, 2, 3, 4]), [1.0]
         paper = survey_round(_QUADRATIC, w, clients, 0.8, _SGD)
         _assert_close(paper, [(2 * 0.6 + 3 * 0.4 + 4 * 0.2) / 9])
@@ -249,7 +251,7 @@ class TestSurveyRound:
         _assert_close(equal, [(0.2 * 0.4 + 1 * 0.2) / 1.2])
 
     def test_losses_in_one_bin_are_ties(self):
-        # 1 is a centre, and bins are 2.7% wide.
+        # 1 is a bin's centre, and bins are 2.7% wide.
         actual = survey_round(
             _QUADRATIC,
             [1.0],
@@ -261,7 +263,7 @@ class TestSurveyRound:
         _assert_close(actual, [1 - 0.1 * (2 + float(np.float32(2.02))) / 2])
 
     @pytest.mark.parametrize("boundary", _BOUNDARIES)
-    def test_a_client_that_diverges_counts_in_the_quantile(self, boundary):
+    def test_diverging_client_counts_in_the_quantile(self, boundary):
         sgd = LocalSgd(0.1, epochs=80)
         others = _with_losses([1, 2, 3], [1, 1, 1])
         # The diverging client's loss is 5e5, and each step multiplies w by 1e5.
@@ -274,7 +276,7 @@ class TestSurveyRound:
 
 
 class TestLaggedRound:
-    def test_cut_comes_from_the_previous_round(self):
+    def test_threshold_comes_from_the_previous_round(self):
         clients = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
         bins = nearest_center([1, 2, 3, 4])
         w, first = lagged_round(_QUADRATIC, [1.0], None, clients, 0.8, _SGD, "examples", "exact")
@@ -283,8 +285,8 @@ class TestLaggedRound:
         assert first.share == pytest.approx(0.5)
         _, paper = lagged_round(_QUADRATIC, [1.0], None, clients, 0.8, _SGD)
         assert paper == Cut(bins[1], 1.0)
-        # These losses' own cut is at 6; the previous cut excludes the loss 1 and half of the weight
-        # of the loss 2.
+        # These losses' own threshold is 6. The previous threshold excludes the loss 1 and half of
+        # the loss 2's weight.
         later = _with_losses([1, 2, 6, 7], [1, 2, 3, 4])
         w, second = lagged_round(_QUADRATIC, [1.0], first, later, 0.5, _SGD, "examples", "exact")
         _assert_close(w, [1 - 0.2 * (1 * 2 + 3 * 6 + 4 * 7) / 8])
@@ -293,7 +295,7 @@ class TestLaggedRound:
 
 
 class TestTrackedRound:
-    def test_the_first_round(self):
+    def test_first_round_trains_all_clients(self):
         clients = _with_losses([1, 4], [1, 2])
         w, eta = tracked_round(_QUADRATIC, [1.0], None, clients, 0.5, _SGD)
         _assert_close(w, fed_avg_round(_QUADRATIC, [1.0], clients, _SGD))
@@ -301,9 +303,9 @@ class TestTrackedRound:
         _, equal = tracked_round(_QUADRATIC, [1.0], None, clients, 0.5, _SGD, "equal")
         assert equal == pytest.approx(0.25)
 
-    def test_by_hand(self):
+    def test_tracked_round_equals_value_by_hand(self):
         clients = _with_losses([1, 2, 3, 4], [1, 2, 3, 4])
-        # A client whose loss is exactly eta trains.
+        # A client whose loss equals eta trains.
         w, eta = tracked_round(_QUADRATIC, [1.0], 2.0, clients, 0.8, _SGD)
         _assert_close(w, [(2 * 0.6 + 3 * 0.4 + 4 * 0.2) / 9])
         assert eta == pytest.approx(2 * np.exp(-0.2 * (0.1 - 0.2)))
@@ -311,7 +313,7 @@ class TestTrackedRound:
         assert equal == pytest.approx(2 * np.exp(-(0.25 - 0.2)))
 
 
-# --- The golden values of FedBoost and AFLBoost, of the reference that others are compared with
+# --- FedBoost and AFLBoost
 
 
 _H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
@@ -327,13 +329,13 @@ def _expected(estimator: str, sampling: str, loss: str = "squared") -> np.ndarra
     )
 
 
-def test_weighted_sampling_is_equation_8():
+def test_weighted_sampling_equals_equation_8():
     np.testing.assert_allclose(reference.gammas("weighted", _ALPHA, 2), [1, 0.6, 0.4])
     np.testing.assert_allclose(reference.gammas("uniform", _ALPHA, 2), [2 / 3] * 3)
 
 
 @pytest.mark.parametrize("loss", ["squared", "log"])
-def test_true_gradients(loss):
+def test_gradients_equal_values_by_hand(loss):
     gradient = reference.gradient_at(loss, _ALPHA, _EXAMPLE)
     np.testing.assert_allclose(gradient, _TRUE[loss], atol=1e-6)
 
@@ -349,11 +351,11 @@ def test_true_gradients(loss):
         ("unbiased", "uniform", (-0.62, 0.532, 0.16)),
     ],
 )
-def test_expectations_over_all_masks(estimator, sampling, expected):
+def test_expected_estimates_equal_values_by_hand(estimator, sampling, expected):
     np.testing.assert_allclose(_expected(estimator, sampling), expected, atol=5e-5)
 
 
-def test_the_divided_log_loss_is_biased_as_computed():
+def test_divided_log_loss_estimate_has_the_known_bias():
     expected = (-1.694889, -0.23, -0.417778)
     np.testing.assert_allclose(_expected("divided", "weighted", "log"), expected, atol=1e-6)
 
@@ -366,12 +368,12 @@ def test_mirror_maps_take_known_steps():
     np.testing.assert_allclose(euclid, (0.822, 0.046, 0.132), atol=1e-6)
 
 
-def test_agnostic_optima():
+def test_capacity_and_minimax_equal_known_optima():
     lambda_, value = reference.capacity(_H)
     np.testing.assert_allclose(lambda_, (0.331169, 0.382308, 0.286523), atol=1e-5)
     np.testing.assert_allclose(lambda_ @ _H, (0.327354, 0.429385, 0.243262), atol=1e-5)
     assert abs(value - 0.290323) < 1e-6
-    # min over the simplex of the largest cross-entropy, as a smooth program with a bound t
+    # SciPy minimises the largest cross-entropy over the simplex, as a program with a bound t.
     solved = optimize.minimize(
         lambda v: v[-1],
         [*[1 / 3] * 3, 2.0],
