@@ -1,4 +1,4 @@
-"""Options: every kind of annotation, errors, and checks of several fields."""
+"""Option classes: annotations of fields, errors, and checks across several fields."""
 
 import dataclasses
 import math
@@ -16,14 +16,12 @@ _FUELS = Registry("fuel", {"coal": 1, "diesel": 2})
 
 @dataclasses.dataclass(frozen=True)
 class _Steam(Options):
-    """A boiler."""
-
     pressure: Annotated[float, Within(above=0)] = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _Electric(Options):
-    """A motor."""
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,7 @@ class _Train(Options):
         *(("crew", value) for value in (None, (1, 2), "all")),
     ],
 )
-def test_options_keep_matching_values(field, value):
+def test_options_keep_valid_values(field, value):
     assert getattr(_Train(**{field: value}), field) == value
 
 
@@ -146,7 +144,7 @@ def test_unknown_name_suggests_nearest():
     assert (raised.value.field, raised.value.value, raised.value.kind) == ("fuel", "diesl", _Train)
 
 
-def test_error_in_part_names_part():
+def test_error_in_nested_options_names_nested_field():
     with pytest.raises(OptionError) as raised:
         _Train(wagon=_Wagon(seats=81))
     assert (raised.value.field, raised.value.kind) == ("seats", _Wagon)
@@ -204,6 +202,6 @@ def test_subclass_checks_several_fields():
 
 
 @pytest.mark.parametrize("value", ["steam", {}, _Steam])
-def test_union_takes_instances_only(value: Any):
+def test_union_field_rejects_other_values(value: Any):
     with pytest.raises(OptionError, match=r"^engine: expected _Steam or _Electric"):
         _Train(engine=value)

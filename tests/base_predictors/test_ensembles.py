@@ -1,4 +1,4 @@
-"""Base predictors: files, checks, counts of groups, and reports of alpha."""
+"""Base predictors from files and runs: loading, word counts by group, and reports of alpha."""
 
 import csv
 import json
@@ -44,7 +44,7 @@ _RECORDS = [
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> Task:
-    """Words of three training clients; outcomes are "the", "cat", "sat" and any other word."""
+    """A unigram task of three clients, with the outcomes "the", "cat", "sat" and unknown."""
     path = tmp_path_factory.mktemp("store") / "texts.sqlite"
     store = write_store(path, _RECORDS, "text", vocabulary=_WORDS)
     return load_task("unigram", {}, TaskContext(0, data=store))
@@ -105,7 +105,7 @@ def test_fingerprint_covers_predictor_content(task, tmp_path):
     assert _mixed(task) is task
 
 
-def test_missing_damaged_and_other_files_are_refused(task, tmp_path):
+def test_rejects_missing_damaged_and_unsuitable_files(task, tmp_path):
     path = _file(task, tmp_path / "p.npz")
     assert "found nothing at" in _error(task, tmp_path / "none")
     assert "found 'a' twice" in _error(task, path, path)
@@ -134,7 +134,7 @@ def test_missing_damaged_and_other_files_are_refused(task, tmp_path):
     assert "a: expected positive probabilities, found 0 of outcome 2" in _error(task, lost)
 
 
-def test_file_in_another_format_is_refused(task, tmp_path):
+def test_rejects_file_in_another_format(task, tmp_path):
     path = _file(task, tmp_path / "p.npz")
     with np.load(path) as archive:
         arrays = dict(archive)
@@ -167,7 +167,7 @@ def test_secure_counts_skip_small_groups(task, streaming_runtime):
         by_client(task, streaming_runtime, only)
 
 
-def test_client_counts(task, streaming_runtime):
+def test_client_counts_are_the_clients_words(task, streaming_runtime):
     actual, _ = by_client(task, streaming_runtime, PlainSum())
     assert list(actual.counts) == ["a", "b", "c"]
     assert actual.counts["b"].tolist() == [1, 1, 1, 1]
@@ -179,7 +179,7 @@ def test_smoothing_adds_a_uniform_share():
     assert smoothed_scores(np.array([3, 0]), 0.0)[1] == -np.inf
 
 
-def test_alpha_has_a_file_and_a_table(tmp_path):
+def test_alpha_file_lists_all_and_table_largest(tmp_path):
     scores = [ModelWeights([np.zeros(3, np.float32)], [])] * 40
     names = [f"n{k}" for k in range(39)] + ['odd, "$x"']
     model = ensemble(unigram_model(3), scores, names)

@@ -1,4 +1,4 @@
-"""Base predictors that are Keras files, and runs of other architectures than the task's model."""
+"""Base predictors from Keras files, and from runs with another architecture than the task's."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ _NEXT_WORD = {"network": "lstm:embedding=2,units=3", "sequence_length": 3}
 
 @pytest.fixture(scope="module")
 def digits() -> MixingTask:
-    """Images of 64 pixels, of ten classes; the model has scores."""
+    """The task digits, with 64 pixels and ten classes, whose model returns scores."""
     context = TaskContext(0)
     return MixingTask(load_task("digits", {}, context), "digits", {}, context)
 
@@ -59,7 +59,7 @@ def test_keras_files_with_any_architecture_are_mixed(digits, tmp_path):
     paths = [tmp_path / "a" / "model.keras", tmp_path / "b" / "model.keras", tmp_path / "c.h5"]
     model = _mixed(digits, *paths).model
     assert model.names == ("a/model", "b/model", f"{tmp_path.name}/c")
-    # Equal architectures are one kind, whatever the names of their layers.
+    # Models that differ only in layer names have the same architecture.
     assert model.members.held.kinds == (0, 0, 1)
     x = np.random.default_rng(0).random([5, 64], np.float32)
     outputs = [tf.nn.softmax(m(x)) for m in scores] + [softmax(x, training=False)]
@@ -67,7 +67,7 @@ def test_keras_files_with_any_architecture_are_mixed(digits, tmp_path):
     np.testing.assert_allclose(np.exp(predictions), np.mean(outputs, axis=0), rtol=1e-5)
 
 
-def test_adapted_files_keep_their_means(digits, tmp_path):
+def test_adapted_normalization_keeps_its_statistics(digits, tmp_path):
     rng = np.random.default_rng(0)
     models, paths = [], []
     for k, shift in enumerate((0.0, 5.0)):
@@ -83,7 +83,7 @@ def test_adapted_files_keep_their_means(digits, tmp_path):
 
 
 @pytest.mark.nightly
-def test_fingerprint_has_the_architectures(digits, tmp_path):
+def test_fingerprint_depends_on_architectures(digits, tmp_path):
     weights = digits.task.model.initial_weights
     CheckpointFolder(tmp_path / "run" / "checkpoints", 1).save(1, weights, {"model": weights})
     wide = _save(tmp_path / "wide.keras", layers.Dense(8, "relu"), layers.Dense(10))
@@ -100,7 +100,7 @@ def test_fingerprint_has_the_architectures(digits, tmp_path):
     assert _mixed(digits, tmp_path / "run", tmp_path / "wide.keras").fingerprint == one.fingerprint
 
 
-def test_rejects_unfitting_files(digits, tmp_path):
+def test_rejects_unsuitable_keras_files(digits, tmp_path):
     path = tmp_path / "m.keras"
     _save(path, layers.Dense(10), features=5)
     expected = f"--base_predictors: {path}: expected a model for the task's features, x [n, 64] "
@@ -138,7 +138,7 @@ def _mixing(name: str, data: Path, **options: Any) -> MixingTask:
 
 
 def _run(folder: Path, mixing: MixingTask, seed: int = 0) -> Path:
-    """A run's folder with a model trained on such a task."""
+    """Writes a run's folder with random weights of a task's model, and returns the folder."""
     rng = np.random.default_rng(seed)
     model = mixing.task.model
     weights = ModelWeights(
@@ -175,13 +175,13 @@ def test_runs_with_other_sizes_are_mixed(tmp_path):
         weights = ModelWeights([p.reshape(s) for p, s in zip(parts, shapes)], [])
         scores = task.model.predict(weights, x, False, _SEED)
         np.testing.assert_allclose(outputs, tf.nn.softmax(scores), rtol=1e-5)
-    # Options that do not concern the model leave the architecture equal.
+    # An option of the data split leaves the architecture equal.
     same = _mixing("next_word", data, **_NEXT_WORD, test_split="heldout")
     single = _mixed(small, _run(tmp_path / "c", same), tmp_path / "a").model
     assert isinstance(single.members.held, OneArchitecture)
 
 
-def test_rejects_unfitting_runs(tmp_path):
+def test_rejects_unsuitable_runs(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
     chosen = _mixing("next_word", data, **_NEXT_WORD)
     longer = _run(
@@ -261,7 +261,7 @@ def build_model(data):
 """
 
 
-def test_single_outputs_without_sigmoid_are_scores(tmp_path):
+def test_single_output_without_sigmoid_is_a_score(tmp_path):
     rng = np.random.default_rng(0)
     records = [
         (split, Record("c", "d", {"x": rng.random(4, np.float32), "label": k}))

@@ -1,7 +1,7 @@
-"""Steps of alpha, without clients, compared with NumPy and with optima that are known exactly.
+"""Steps of alpha without clients equal NumPy's and approach known optima.
 
-The point masses are those of figure 3 of Hamer et al. 2020: each predictor is certain of one
-outcome, and outcomes follow a power law, so that the optimal alpha is the power law itself.
+Point masses are from figure 3 of Hamer et al. 2020: each predictor is certain of one outcome. The
+outcomes follow a power law, which is therefore the optimal alpha.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def _mixture(predictors: np.ndarray, loss: str) -> EnsembleModel:
 
 
 def _trained(model: EnsembleModel, shares: np.ndarray, rounds: int, **settings: Any) -> np.ndarray:
-    """Returns alpha after rounds with all outcomes, weighted by their shares."""
+    """Returns alpha after `rounds` rounds with all outcomes, weighted by their shares."""
     steps = AlphaSteps(model, make_options(BoostOptions, **settings), 0)
     weights, outcomes = tf.constant(shares, tf.float32), tf.range(len(shares))
     stacks = [tf.constant(stack) for stack in model.initial_weights.non_trainable]
@@ -54,8 +54,8 @@ def _trained(model: EnsembleModel, shares: np.ndarray, rounds: int, **settings: 
     return np.asarray(run(), np.float64)
 
 
-def _distance(sampling: str, estimator: str) -> float:
-    """Returns the squared loss above its optimum after training on point masses."""
+def _excess_loss(sampling: str, estimator: str) -> float:
+    """Returns the squared loss after training on point masses, minus the optimal loss."""
     alpha = _trained(
         _mixture(np.eye(_Q), "squared"),
         _POWER_LAW,
@@ -76,21 +76,21 @@ def test_whole_ensemble_steps_match_numpy():
         alpha = alpha * np.exp(-_ETA * 2 * (alpha - _POWER_LAW))
         alpha /= alpha.sum()
     expected = np.sum((alpha - _POWER_LAW) ** 2)
-    assert _distance("none", "masked") == pytest.approx(expected, rel=1e-3)
+    assert _excess_loss("none", "masked") == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.slow
-def test_masked_gradients_have_figure_3s_order():
+def test_masked_gradients_reproduce_figure_3s_order():
     start = np.sum((1 / _Q - _POWER_LAW) ** 2)
     assert start == pytest.approx(0.05076, abs=5e-6)
-    full, weighted, uniform = (_distance(s, "masked") for s in ("none", "weighted", "uniform"))
+    full, weighted, uniform = (_excess_loss(s, "masked") for s in ("none", "weighted", "uniform"))
     assert full < weighted < uniform < start
-    # Without its bias, sampling costs next to nothing.
-    assert _distance("weighted", "unbiased") == pytest.approx(full, rel=0.1)
+    # Sampling with an unbiased estimator is as good as using all predictors.
+    assert _excess_loss("weighted", "unbiased") == pytest.approx(full, rel=0.1)
 
 
-def test_default_estimator_ends_nearer_than_figures():
-    """The optimum of the log loss is the limit of expectation maximisation."""
+def test_default_estimator_ends_closer_than_papers():
+    """Expectation maximisation converges to the optimum of the log loss."""
     rng = np.random.default_rng(1)
     predictors = rng.dirichlet(np.full(20, 0.4), 8) * 0.98 + 0.02 / 20
     mixture = np.append(rng.dirichlet(np.full(3, 2.0)), np.zeros(5))
@@ -98,7 +98,7 @@ def test_default_estimator_ends_nearer_than_figures():
     alpha = np.full(8, 1 / 8)
     for _ in range(20_000):
         alpha = alpha * (predictors @ (shares / (alpha @ predictors)))
-    # The duality gap of a convex function on the simplex.
+    # The duality gap on the simplex bounds the distance to the optimal loss.
     gradient = -predictors @ (shares / (alpha @ predictors))
     assert alpha @ gradient - gradient.min() < 1e-6
 
@@ -117,7 +117,7 @@ def test_default_estimator_ends_nearer_than_figures():
 
 @pytest.mark.parametrize(("name", "factor"), [("squared", 1.0), ("euclidean", 0.5)])
 def test_mirror_step_minimises_the_printed_objective(name, factor):
-    """Line 5 of figure 1 is argmin of eta <delta, x> + B_F(x || alpha); here F = factor |x|^2."""
+    """Figure 1, line 5, is argmin_x eta <delta, x> + B_F(x || alpha), with F = factor |x|^2."""
     rng = np.random.default_rng(3)
     alpha, delta, eta = rng.dirichlet(np.ones(5)), rng.normal(size=5), 0.1
     best = minimize(

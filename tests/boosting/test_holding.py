@@ -1,4 +1,4 @@
-"""Predictors of several architectures in one array: their outputs and messages."""
+"""Predictors with several architectures in one array: their outputs and messages."""
 
 import functools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import single, vectorised
+from tests.computations.harness import assert_all_close, single, vectorised
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -28,7 +28,7 @@ layers = tf.keras.layers
 
 
 def _deep() -> tf.keras.Model:
-    """A model of probabilities, with averages that move while it is trained."""
+    """Returns a network of probabilities, with batch normalisation."""
     stack = [layers.Dense(5, "relu"), layers.BatchNormalization(), layers.Dense(3, "softmax")]
     model = tf.keras.Sequential([tf.keras.Input([4]), *stack])
     model.set_weights([np.abs(_RNG.normal(size=w.shape)) for w in model.get_weights()])
@@ -42,7 +42,7 @@ def _shallow() -> tf.keras.Model:
 
 
 class _Mixed:
-    """Five predictors: a linear one, a deep one, a linear one, and so on."""
+    """Five predictors that are linear and deep in turn."""
 
     def __init__(self) -> None:
         self.keras = [_shallow(), _deep(), _shallow(), _deep(), _shallow()]
@@ -56,7 +56,7 @@ class _Mixed:
         )
 
     def expected(self) -> np.ndarray:
-        """Returns Keras' output of each for `_X`, [n, 5, classes]."""
+        """Returns Keras' outputs of the predictors for `_X`, [n, 5, classes]."""
         predicted = [model(_X, training=False) for model in self.keras]
         rows = [p if k % 2 else tf.nn.softmax(p) for k, p in enumerate(predicted)]
         return np.stack(rows, axis=1)
@@ -64,7 +64,6 @@ class _Mixed:
 
 @pytest.fixture(scope="module")
 def mixed() -> _Mixed:
-    """The five predictors."""
     return _Mixed()
 
 
@@ -75,18 +74,18 @@ def test_predictions_equal_keras(mixed):
 
 
 @pytest.mark.parametrize("indices", [(3, 0), (4, 1, 2)])
-def test_message_holds_chosen_predictors_padded_to_largest(mixed, indices):
+def test_message_contains_chosen_predictors_with_padding(mixed, indices):
     held, (weights,) = mixed.model.members.held, mixed.model.initial_weights.non_trainable
     chosen = held.chosen([tf.constant(weights)], tf.constant(indices))
     run = tf.function(lambda message: held.predictions(message, tf.constant(_X)))
     outputs = np.stack(run(chosen), axis=1)
     np.testing.assert_allclose(outputs, mixed.expected()[:, list(indices)], rtol=1e-5, atol=1e-7)
-    # A linear predictor has 15 weights, a deep one 25 + 20 + 18.
+    # A linear predictor has 15 weights, and a deep one 25 + 20 + 18 = 63.
     largest = sum(sorted([15, 63, 15, 63, 15])[-len(indices) :])
     assert chosen[0].shape == [largest]
     num_bytes = sum(np.asarray(array).nbytes for array in chosen)
     assert mixed.model.message_bytes(len(indices)) == num_bytes == 4 * largest + 8 * len(indices)
-    # Other predictors are not in the message.
+    # The weights of other predictors are not in the message.
     assert np.count_nonzero(chosen[0]) <= sum(15 if k % 2 == 0 else 63 for k in indices)
 
 
@@ -113,16 +112,15 @@ def test_vectorised_clients_send_each_clients_gradient(mixed):
     for k, examples in enumerate(clients):
         columns = tf.nest.map_structure(tf.constant, examples)
         alone = work(broadcast, single(columns))
-        # The gradient of the log loss, by NumPy
+        # The log loss's gradient in NumPy.
         h = outputs[np.arange(len(examples["y"])), :, examples["y"]]
         gradient = -np.sum(h / (h @ [0.5, 0.3])[:, np.newaxis], axis=0)
         np.testing.assert_allclose(alone.weighted_delta[0], gradient, rtol=1e-5)
         one = tf.nest.map_structure(lambda values, k=k: values[k], together)
-        for a, b in zip(tf.nest.flatten(alone), tf.nest.flatten(one)):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert_all_close(one, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_equal_architectures_are_one(mixed):
+def test_equal_architectures_are_stored_as_one(mixed):
     one = Architecture(_LIKE, True)
     assert store_for([one, Architecture(logistic_regression(4, 3), True)]) == OneArchitecture(one)
     held = store_for(mixed.architectures)
@@ -133,7 +131,7 @@ def test_equal_architectures_are_one(mixed):
     assert len(store_for([one, Architecture(_LIKE, False)]).architectures) == 2
 
 
-def test_rejects_weights_beyond_float32(mixed):
+def test_rejects_weights_inexact_in_float32(mixed):
     weights = [ModelWeights([], [w.copy() for w in p.non_trainable]) for p in mixed.weights]
     kernel = weights[1].non_trainable[0].astype(np.float64)
     weights[1].non_trainable[0] = kernel + 1e-12

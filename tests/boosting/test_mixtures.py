@@ -1,4 +1,4 @@
-"""Ensembles as models: outputs, losses and gradients compared with NumPy and TensorFlow."""
+"""Ensembles as models: outputs, losses and gradients equal NumPy's and TensorFlow's."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,8 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
 _RNG = np.random.default_rng(0)
-_ALPHA = np.array([0.6, 0.1, 0.7], np.float32)  # Like alpha~, it need not sum to 1.
+# The sum is not 1, as in the paper's alpha~.
+_ALPHA = np.array([0.6, 0.1, 0.7], np.float32)
 _SEED = tf.zeros([2], tf.int32)
 
 
@@ -98,7 +99,7 @@ def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
         return words, words
     if kind.startswith("sentences"):
         x, y = _RNG.integers(1, 6, size=[2, n, 4]).astype(np.int32)
-        # Padding after the last word; the last sentence has no word at all.
+        # Sentences end with padding; the last sentence is only padding.
         y[np.arange(4) >= np.array([4, 1, 2, 3, 4, 0])[:n, np.newaxis]] = 0
         return x, y
     x = _RNG.normal(size=[n, 4]).astype(np.float32)
@@ -108,7 +109,7 @@ def _examples(kind: str, n: int = 6) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _outputs(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.ndarray:
-    """Returns each predictor's outputs, [n, q, numbers], for sentences [n, T, q, ids]."""
+    """Returns each predictor's outputs, [n, q, numbers], or [n, T, q, ids] for sentences."""
     if kind.startswith("sentences"):
         predicted = [_NEXT_WORD.predict(p, tf.constant(x), False, _SEED) for p in predictors]
         scores = np.stack([np.asarray(p, np.float64) for p in predicted], axis=2)
@@ -124,7 +125,7 @@ def _outputs(kind: str, predictors: list[ModelWeights], x: np.ndarray) -> np.nda
 
 
 def _reference(kind: str, loss: str, h_all: np.ndarray, label: Any) -> tuple[float, np.ndarray]:
-    """The loss of an example and its gradient by the weights, by NumPy."""
+    """Returns an example's loss and gradient in the weights, from NumPy."""
     if kind == "numbers":
         left = _ALPHA @ h_all - label
         return np.sum(left**2), 2 * h_all @ left
@@ -163,10 +164,10 @@ def test_losses_and_gradients_equal_numpy(kind, loss):
 
 
 @pytest.mark.parametrize(("kind", "loss"), _CASES)
-def test_model_has_the_differentiated_loss(kind, loss):
+def test_model_loss_and_gradient_equal_mixture_losses(kind, loss):
     made, _ = _made(kind, loss)
     x, y = map(tf.constant, _examples(kind))
-    # One number for two classes has the shares of both, not their sum.
+    # A single output for two classes is normalised, so normalise alpha.
     alpha = tf.constant(_ALPHA / _ALPHA.sum() if "of a class" in kind else _ALPHA)
     weights = ModelWeights([alpha], made.initial_weights.non_trainable)
     with tf.GradientTape() as tape:
@@ -178,7 +179,7 @@ def test_model_has_the_differentiated_loss(kind, loss):
     np.testing.assert_allclose(losses, actual.losses, rtol=1e-5, atol=1e-6)
     expected = tf.reduce_sum(actual.gradients, axis=0)
     if "of a class" in kind:
-        # Compare changes that keep the sum.
+        # Compare slopes along directions that keep alpha's sum.
         basis = tf.constant([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]])
         gradient = tf.linalg.matvec(basis, tape.gradient(total, alpha))
         expected = tf.linalg.matvec(basis, expected)
@@ -187,10 +188,10 @@ def test_model_has_the_differentiated_loss(kind, loss):
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_client_sends_all_sentences_gradient():
+def test_client_sends_summed_gradient_of_sentences():
     made, predictors = _made("sentences", "log")
     x, y = _examples("sentences")
-    # These are more sentences than are processed at once.
+    # A client processes fewer sentences than these in one batch.
     x, y = (np.tile(column, (15, 1)) for column in (x, y))
     domain_id = (np.arange(len(x)) % 2).astype(np.int32)
     ones, alpha = tf.ones([3]), tf.constant(_ALPHA)
@@ -208,7 +209,7 @@ def test_client_sends_all_sentences_gradient():
     np.testing.assert_allclose(answer.weighted_delta[0], expected, rtol=1e-4)
     domain_losses = [losses[domain_id == k].sum() for k in (0, 1)]
     np.testing.assert_allclose(answer.domain_losses, domain_losses, rtol=1e-4)
-    # Words are counted, not sentences.
+    # Perplexity's denominator is the number of words, not of sentences.
     perplexity = answer.metric_sums["perplexity"]
     np.testing.assert_allclose(perplexity.denominator.numpy().sum(), np.count_nonzero(y))
 
@@ -225,7 +226,7 @@ def test_ensemble_starts_uniform_with_mixture_metrics():
     assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
 
 
-def test_two_class_metrics_read_the_mixture():
+def test_two_class_metrics_use_the_mixture():
     kind = "probability of a class"
     made, predictors = _made(kind, "log")
     x, y = _examples(kind, n=50)
@@ -246,7 +247,7 @@ def test_unigram_model_is_softmax():
     np.testing.assert_allclose(model.loss(x, predictions), -np.log(h[[0, 2, 2]]), rtol=1e-6)
 
 
-def test_equal_ensembles_are_traced_once():
+def test_equal_ensembles_are_equal_and_hashed_equally():
     model = logistic_regression(4, 3)
     one, other = (ensemble(model, _predictors(model), loss="log") for _ in range(2))
     assert one == other
@@ -269,7 +270,7 @@ def test_equal_ensembles_are_traced_once():
         (_regression(2), "log", "^loss: expected squared, found log"),
     ],
 )
-def test_rejects_losses_that_are_no_mixtures(model, loss, message):
+def test_rejects_losses_without_mixture_loss(model, loss, message):
     with pytest.raises(UserError, match=message):
         ensemble(model, _predictors(model), loss=loss)
 

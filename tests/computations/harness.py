@@ -1,4 +1,4 @@
-"""Small models, cohorts and a runner of an algorithm's pure functions, for many tests."""
+"""Helpers of many tests: small models, clients, and an eager runner of an algorithm's rounds."""
 
 import collections
 import dataclasses
@@ -20,7 +20,7 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 
 
 def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
-    """Returns a client's examples; `y` becomes integers, and is 0 by default."""
+    """Returns a client's examples as float32 and int32 arrays; labels are 0 by default."""
     return {
         "x": np.asarray(x, np.float32),
         "y": np.zeros([len(x)], np.int32) if y is None else np.asarray(y, np.int32),
@@ -29,12 +29,12 @@ def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
 
 
 def single(client: Examples, seed: Any = (), state: Any = ()) -> Clients:
-    """Returns one client; its seed is an int64 scalar."""
+    """Returns `Clients` of one client, whose seed is an int64 scalar."""
     return dataclasses.replace(Clients.from_arrays(client_arrays(client, state)), seed=seed)
 
 
 def vectorised(clients: Sequence[Examples], seed: Any = ()) -> Clients:
-    """Returns several clients, vectorised; their seeds are int64 [G]."""
+    """Returns vectorised `Clients` of G clients, whose seeds are int64 [G]."""
     return dataclasses.replace(
         Clients.from_arrays(stacked_client_arrays(clients), vectorised_clients), seed=seed
     )
@@ -53,7 +53,7 @@ def random_client(
 
 
 def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
-    """Returns the model of the golden round: one weight w, and x * w is the loss of an example."""
+    """Returns a model with one weight w, where an example's loss is x * w."""
     return Model(
         initial_weights=ModelWeights([np.array([initial], np.float32)], []),
         example_spec={"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([None], tf.int32)},
@@ -64,7 +64,7 @@ def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
 
 
 def squared_differences() -> Model:
-    """Returns the model of squared differences from x w, with two weights that begin with 0."""
+    """Returns a linear regression with the squared loss and two weights, initially 0."""
     return Model(
         initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
         example_spec={
@@ -77,7 +77,7 @@ def squared_differences() -> Model:
 
 
 class EagerTraining:
-    """Rounds of an algorithm's pure functions without TFF, with clients summed in order."""
+    """Rounds of an algorithm's pure functions without TFF, which sum clients in order."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -93,22 +93,21 @@ class EagerTraining:
         self._finish = tf.function(finish, autograph=False)
 
     def initialize(self) -> RunState:
-        """Returns the state before the first round."""
-        # Aggregations of plain sums have no state.
+        # Plain sums have no state.
         aggregations = ((),) * len(self._algorithm.steps)
         return to_tensors(RunState(self._algorithm.initialize(), aggregations, np.int32(0)))
 
     def client_output(self, state: RunState, examples: Examples, sums: Any = ()) -> Any:
-        """Returns the output of one client; see `sum_cohort`."""
+        """Returns one client's output; for `sums`, see `sum_cohort`."""
         return self._result(len(sums), to_tensors(state), sums, examples).output
 
     def sum_cohort(self, state: RunState, cohort: Sequence[Examples], sums: Any = ()) -> Any:
-        """Returns the sum of a cohort's outputs, zeros for an empty cohort.
+        """Returns the sum of a cohort's outputs; zeros for an empty cohort.
 
         Args:
             state: The server's state.
             cohort: The clients.
-            sums: Sums of the round's earlier steps; without any, the first step runs.
+            sums: Sums of the round's earlier steps; the next step runs.
         """
         k, state = len(sums), to_tensors(state)
         empty = tf.nest.map_structure(lambda column: column[:0], self._example_row())
@@ -117,7 +116,7 @@ class EagerTraining:
         return tf.nest.map_structure(lambda *values: tf.add_n(values), zeros, *outputs)
 
     def finish(self, state: RunState, sums: Any) -> tuple[RunState, Any]:
-        """Returns the next state and the report, as NumPy arrays, from the sums of a round."""
+        """Returns the next state and the report, as NumPy arrays, from a round's sums."""
         state = to_tensors(state)
         algorithm, report = self._finish(state.algorithm, sums)
         return to_numpy(
@@ -125,15 +124,14 @@ class EagerTraining:
         )
 
     def next(self, state: RunState, cohort: Sequence[Examples]) -> tuple[RunState, Any]:
-        """Runs one round."""
         sums: tuple[Any, ...] = ()
         for _ in self._algorithm.steps:
             sums = (*sums, self.sum_cohort(state, cohort, sums))
         return self.finish(state, sums)
 
     def _result(self, k: int, state: RunState, sums: Any, examples: Examples) -> ClientResult:
-        """Returns a client's output and its state after step k."""
-        # Repeat the earlier steps for the client's state.
+        """Returns a client's output and the client's state after step k."""
+        # Repeat the earlier steps to get the client's state.
         remembered = self._result(k - 1, state, sums[: k - 1], examples).state if k else ()
         broadcast = self._broadcasts[k](state.algorithm, *sums)
         if len(self._clients) == k:
@@ -147,7 +145,7 @@ class EagerTraining:
             result = client_result(step, step.client_work(broadcast, clients))
             return result if step.keeps_client_state else result._replace(state=remembered)
 
-        # The spec leaves lengths open: a trace per size of a client takes seconds.
+        # Specs without lengths avoid a new trace for each client's size, which takes seconds.
         specs, state_specs = tf.nest.map_structure(
             tf.TensorSpec.from_tensor, (broadcast, remembered)
         )
@@ -167,7 +165,7 @@ class EagerTraining:
 def run_rounds(
     training: Any, cohorts: Sequence[Sequence[Examples]], state: Optional[Any] = None
 ) -> tuple[Any, list[Any]]:
-    """Returns the last state and every round's metrics."""
+    """Runs a round per cohort; returns the last state and every round's metrics."""
     state = training.initialize() if state is None else state
     metrics = []
     for cohort in cohorts:
@@ -177,12 +175,10 @@ def run_rounds(
 
 
 def to_tensors(structure: Any) -> Any:
-    """Returns a structure with its leaves as tensors."""
     return tf.nest.map_structure(tf.convert_to_tensor, structure)
 
 
 def to_numpy(structure: Any) -> Any:
-    """Returns a structure with its leaves as NumPy arrays."""
     return tf.nest.map_structure(lambda value: np.asarray(value), structure)
 
 
@@ -201,7 +197,7 @@ def assert_identical(actual: Any, expected: Any) -> None:
 
 
 def communication(computation: Any) -> dict[str, int]:
-    """Counts the intrinsics between clients and server in a TFF computation, by URI."""
+    """Returns how often a TFF computation uses each intrinsic between clients and server."""
     import tensorflow_federated as tff
 
     uris: collections.Counter[str] = collections.Counter()

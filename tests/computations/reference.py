@@ -1,8 +1,8 @@
-"""Algorithm 1 of Ro et al. 2021 in NumPy and float64, written from the paper alone.
+"""Algorithm 1 of Ro et al. 2021 in NumPy and float64, written only from the paper.
 
-It imports nothing of the package. Functions and symbols are the paper's, line numbers are those of
-its two procedures; whatever the paper leaves open is marked DECISION. Models have hand-written
-gradients, so that no automatic differentiation is shared either.
+The module imports nothing from the package. Functions, symbols and line numbers are the paper's.
+DECISION marks choices that the paper leaves open. Models have hand-written gradients, so that the
+package and the reference share no automatic differentiation.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ Weights = list[np.ndarray]
 
 
 class Client(NamedTuple):
-    """S_k: features [n, d], classes [n], domains [n]."""
+    """A client's examples S_k: features [n, d], classes [n], domains [n]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -26,8 +26,9 @@ class Model(NamedTuple):
     """A hypothesis class.
 
     Attributes:
-        losses: (w, x, y) -> L(w, x_j, y_j) of each example.
-        gradient: (w, x, y, scale) -> gradient in w of sum_j scale_j L(w, x_j, y_j).
+        losses: Called with (w, x, y); returns L(w, x_j, y_j) of each example.
+        gradient: Called with (w, x, y, scale); returns the gradient of the losses summed with
+            weights scale_j.
     """
 
     losses: Callable[[Weights, np.ndarray, np.ndarray], np.ndarray]
@@ -50,10 +51,10 @@ def _cross_entropy_gradient(w: Weights, x: np.ndarray, y: np.ndarray, scale: np.
     return [x.T @ error, error.sum(axis=0)]
 
 
-# w = [matrix [d, classes], offsets [classes]].
+# The weights are w = [matrix [d, classes], offsets [classes]].
 SOFTMAX_REGRESSION = Model(_cross_entropy, _cross_entropy_gradient)
 
-# w = [scalar], and the loss of an example is x * w.
+# The weights are w = [scalar], and an example's loss is x * w.
 LINEAR = Model(losses=lambda w, x, y: x * w[0], gradient=lambda w, x, y, scale: [np.sum(scale * x)])
 
 
@@ -61,11 +62,11 @@ LINEAR = Model(losses=lambda w, x, y: x * w[0], gradient=lambda w, x, y, scale: 
 
 
 class ClientParams(NamedTuple):
-    """gamma_w, E, B and two decisions.
+    """The paper's gamma_w, E and B, and two decisions.
 
-    DECISION what the loss of a batch is divided by: "client" or "batch". DECISION of a variation of
-    the paper: in one pass L is not measured at w (line 3), but in the first epoch, before the
-    step of each example's batch.
+    DECISION: `normalizer` is the divisor of a batch's loss, "client" or "batch".
+    DECISION: `is_one_pass` is a variation of the paper. It measures L not at w (line 3), but during
+    the first epoch, before the step on an example's batch.
     """
 
     gamma_w: float
@@ -76,7 +77,7 @@ class ClientParams(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """Line 13."""
+    """The values that a client returns in line 13."""
 
     w: Weights
     beta: float
@@ -87,7 +88,7 @@ class ClientResult(NamedTuple):
 def client(
     model: Model, S_k: Client, w: Weights, alpha: np.ndarray, params: ClientParams
 ) -> ClientResult:
-    """CLIENT(k, w, alpha)."""
+    """Runs the paper's procedure CLIENT(k, w, alpha)."""
     p = len(alpha)
     L, N, beta = np.zeros(p), np.zeros(p), 0.0
     for i in range(p):  # line 2
@@ -105,7 +106,7 @@ def client(
             if params.is_one_pass and epoch == 0:
                 np.add.at(L, S_k.domain[b], model.losses(w, S_k.x[b], S_k.y[b]))
             if beta == 0:
-                continue  # DECISION: without weight there is nothing to divide by, and no training
+                continue  # DECISION: a client without weight does not train.
             scale = alpha[S_k.domain[b]]
             divisor = beta if params.normalizer == "client" else scale.sum()
             if divisor == 0:
@@ -119,13 +120,13 @@ def client(
 
 
 def exponentiated_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
-    """Line 12, as printed if lambda sums to 1; float64 has room for the exponentials of tests."""
+    """Returns lambda after line 12, rescaled to lambda's sum, which is 1 in the paper."""
     moved = lambda_ * np.exp(gamma * L)
     return lambda_.sum() * moved / moved.sum()
 
 
 def projected_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
-    """Nearest point with the same sum: max(v - tau, 0) for a tau found by bisection."""
+    """Returns the projection of v = lambda + gamma L, max(v - tau, 0), with tau from bisection."""
     v, total = lambda_ + gamma * L, lambda_.sum()
     low, high = v.min() - total, v.max()
     for _ in range(200):
@@ -138,7 +139,7 @@ def projected_gradient(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.n
 
 
 def fixed(lambda_: np.ndarray, L: np.ndarray, gamma: float) -> np.ndarray:
-    """Lambda does not move."""
+    """Returns lambda unchanged."""
     del L, gamma
     return lambda_
 
@@ -150,30 +151,29 @@ LAMBDA_UPDATES: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]]
 }
 
 
-# Server optimizers: line 9 says w_t = average of w^k; DECISION: w - average is their gradient.
+# Server optimizers. Line 9 is w_t = average of w^k. DECISION: w - average is the gradient.
 
 
 class ServerOptimizer(Protocol):
-    """Moves weights by a gradient; may remember."""
+    """An optimizer of the server, which can keep a state between steps."""
 
     def step(self, w: Weights, g: Weights) -> Weights:
-        """Returns the moved weights."""
+        """Returns the weights after a step with gradient g."""
 
 
 @dataclasses.dataclass
 class Sgd:
-    """Plain SGD; with a learning rate of 1 line 9 is as printed."""
+    """Plain SGD; with the learning rate 1, line 9 is as printed."""
 
     learning_rate: float = 1.0
 
     def step(self, w: Weights, g: Weights) -> Weights:
-        """Returns w - lr g."""
         return [w_m - self.learning_rate * g_m for w_m, g_m in zip(w, g)]
 
 
 @dataclasses.dataclass
 class Adam:
-    """Kingma and Ba's Adam with epsilon outside the bias correction, as TFF documents its own."""
+    """Kingma and Ba's Adam with epsilon outside the bias correction, like TFF's."""
 
     learning_rate: float
     beta_1: float = 0.9
@@ -186,7 +186,6 @@ class Adam:
         self.v: list[np.ndarray] = []
 
     def step(self, w: Weights, g: Weights) -> Weights:
-        """Returns the moved weights."""
         if not self.m:
             self.m, self.v = [np.zeros_like(x) for x in g], [np.zeros_like(x) for x in g]
         self.t += 1
@@ -201,19 +200,19 @@ class Adam:
 
 @dataclasses.dataclass
 class Server:
-    """SERVER, one round a call.
+    """The paper's procedure SERVER, whose method `round` runs one round.
 
     Attributes:
         model: The hypothesis class.
-        w: w_{t-1}.
-        lambda_: lambda_{t-1}.
-        window: N_{t-r} .. N_{t-1}, oldest first.
+        w: Weights w_{t-1}.
+        lambda_: Domain weights lambda_{t-1}.
+        window: Domain counts N_{t-r} .. N_{t-1}, oldest first.
         gamma_lambda: Learning rate of lambda.
         client_params: Parameters of the clients.
-        optimizer: Takes the average delta.
-        lambda_update: Name of a member of `LAMBDA_UPDATES`.
-        freeze_absent: DECISION: keep the weight of a domain without examples in a round.
-        baselines: b of excess losses: DECISION: line 12 has max(L - b, 0) of the present domains.
+        optimizer: Server optimizer, whose gradient is the average delta.
+        lambda_update: Key in `LAMBDA_UPDATES`.
+        freeze_absent: DECISION: whether domains without examples in a round keep their weight.
+        baselines: DECISION: b in max(L - b, 0), which replaces L of present domains in line 12.
     """
 
     model: Model
@@ -231,13 +230,13 @@ class Server:
         self.last_mean = np.mean(self.window, axis=0)
 
     def alpha(self) -> np.ndarray:
-        """Line 4. DECISION: a domain absent from the window is scaled by its last positive mean."""
+        """Returns line 4's alpha. DECISION: a domain absent from the window keeps its last mean."""
         mean = np.sum(self.window, axis=0) / len(self.window)
         self.last_mean = np.where(mean > 0, mean, self.last_mean)
         return self.lambda_ / self.last_mean
 
     def round(self, cohort: Sequence[Client]) -> None:
-        """Lines 4 to 12; the cohort is line 5, the results are lines 6 to 8."""
+        """Runs lines 4 to 12; line 5 is the cohort, and lines 6 to 8 the results."""
         alpha = self.alpha()
         results = [client(self.model, S_k, self.w, alpha, self.client_params) for S_k in cohort]
         beta_t = sum(r.beta for r in results)
@@ -247,7 +246,7 @@ class Server:
             self.w = self.optimizer.step(self.w, delta)  # line 9
         N_t = np.sum([r.N for r in results], axis=0)  # line 10
         if N_t.sum() == 0:
-            return  # DECISION: a round without examples changes nothing
+            return  # DECISION: a round without examples keeps the state.
         L = np.zeros_like(self.lambda_)  # "if a round does not have any samples [...] zero"
         present = N_t > 0
         L[present] = np.sum([r.L for r in results], axis=0)[present] / N_t[present]  # line 11
@@ -260,7 +259,7 @@ class Server:
         update = LAMBDA_UPDATES[self.lambda_update]
         if not self.freeze_absent:
             return update(self.lambda_, L, self.gamma_lambda)
-        # DECISION: the present domains move among themselves, within their share.
+        # DECISION: the present domains' weights keep their sum.
         result = self.lambda_.copy()
         result[present] = update(self.lambda_[present], L[present], self.gamma_lambda)
         return result

@@ -1,4 +1,4 @@
-"""Sums through an aggregation, step by step and without TFF, for many tests."""
+"""Eager sums of client outputs through an aggregation, without TFF."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -11,14 +11,14 @@ from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts
 def encoded(
     aggregation: Aggregation, output: Any, bounds: Any, examples_cut: int = 0, state: Any = None
 ) -> Any:
-    """Returns a client's encoded answer.
+    """Returns a client's encoded output.
 
     Args:
         aggregation: The aggregation.
-        output: The client's answer.
-        bounds: Bounds in its structure.
-        examples_cut: Number of skipped examples of the client.
-        state: State of the aggregation; its first one if None.
+        output: The client's output.
+        bounds: Bounds in the output's structure.
+        examples_cut: Number of the client's skipped examples.
+        state: The aggregation's state; None for its initial state.
     """
     state = aggregation.initialize(bounds) if state is None else state
     facts = ClientFacts(tf.constant(7, tf.int64), tf.constant(examples_cut, tf.int64))
@@ -31,7 +31,7 @@ def decoded_sum(
     bounds: Any,
     examples_cut: Optional[Sequence[int]] = None,
 ) -> tuple[Any, Any]:
-    """Returns the server's sum of clients' answers, and its report."""
+    """Returns the server's sum of client outputs, and the aggregation's report."""
     cuts = [0] * len(outputs) if examples_cut is None else examples_cut
     submitted = [encoded(aggregation, o, bounds, cut) for o, cut in zip(outputs, cuts)]
     summed = tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)

@@ -1,4 +1,4 @@
-"""AgnosticFedAvg against the NumPy transcription of Algorithm 1, over random rounds."""
+"""AgnosticFedAvg equals the NumPy transcription of Algorithm 1 over random rounds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.computations import reference
-from tests.computations.harness import EagerTraining, random_client
+from tests.computations.harness import EagerTraining, assert_all_close, random_client
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
@@ -23,15 +23,15 @@ _DOMAINS = 4
 _LAMBDA_0 = (0.4, 0.3, 0.2, 0.1)
 _N_0 = (9.0, 3.0, 6.0, 1.5)
 
-# Float32 against float64 over all rounds. A wrong index, divisor or order of lines is off by 1e-2
-# or more within three rounds.
+# Tolerances of float32 against float64. A wrong index, divisor or order of lines gives a difference
+# of 1e-2 or more within three rounds.
 _RTOL = 2e-4
 _ATOL = 2e-5
 
 
 _SERVERS = {
     "sgd": (ServerUpdate(learning_rate=0.7), lambda: reference.Sgd(0.7)),
-    # Adam has a beta_2 of 0.999; no option changes it.
+    # No option changes Adam's beta_2 of 0.999.
     "adam": (ServerUpdate(Adam(0.8, 1e-3), 0.02), lambda: reference.Adam(0.02, 0.8, 0.999, 1e-3)),
 }
 
@@ -69,10 +69,10 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
 
 
 def _random_cohorts(seed: int = 0) -> list[list[dict[str, np.ndarray]]]:
-    """Rounds of one to six clients of 0 to 11 examples.
+    """Returns cohorts of one to six clients with 0 to 11 examples.
 
-    Domain 3 is absent from rounds 5 to 10, longer than any window, and domain 0 from every fourth.
-    Round 12 has clients without examples only.
+    Domain 3 is absent from rounds 5 to 10, longer than any window. Domain 0 is absent from every
+    fourth round. In round 12, no client has examples.
     """
     rng = np.random.default_rng(seed)
     cohorts = []
@@ -103,14 +103,13 @@ def _assert_follows_reference(training, server: reference.Server, seed: int = 0)
         server.round(_reference_cohort(cohort))
         state, metrics = training.next(state, cohort)
         weights, _, domains = state.algorithm
-        for actual, expected in zip(weights.trainable, server.w):
-            np.testing.assert_allclose(actual, expected, _RTOL, _ATOL)
+        assert_all_close(weights.trainable, server.w, _RTOL, _ATOL)
         np.testing.assert_allclose(domains.lambda_, server.lambda_, _RTOL, _ATOL)
         np.testing.assert_array_equal(domains.window, server.window)
         np.testing.assert_allclose(metrics["domain_weights"]["alpha"], alpha, _RTOL, _ATOL)
 
 
-# Below and above the losses of about 1.1; the last domain's loss is all excess.
+# Some baselines are below the losses of about 1.1, others above.
 _BASELINES = (0.9, 1.15, 2.0, 0.0)
 _CASES: dict[str, dict[str, Any]] = {
     "as printed": {"window": 1},
@@ -127,7 +126,7 @@ _CASES: dict[str, dict[str, Any]] = {
 }
 
 
-# Rounds of cohorts that differ from case to case.
+# Each case has other random cohorts.
 @pytest.mark.parametrize("case", _CASES)
 def test_pure_functions_match_reference(case):
     options = _options(**_CASES[case])
@@ -138,7 +137,7 @@ def test_pure_functions_match_reference(case):
 @pytest.mark.slow_cases("0.1")
 @pytest.mark.parametrize("theta", [0.1, 0.4])
 def test_cvar_over_domains_matches_solver(theta, monkeypatch):
-    # The problem has no counts, and the domains equal weights.
+    # The problem has no counts, so all domains have the same training weight.
     monkeypatch.setitem(
         reference.LAMBDA_UPDATES,
         "cvar",

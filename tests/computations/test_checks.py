@@ -1,4 +1,4 @@
-"""Mistakes in an algorithm's functions raise one line that names the step and the field."""
+"""Mistakes in an algorithm's functions raise one-line errors that name the step and field."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ _BOUNDS = _Output([Bound(1.0)] * 2, Bound(9, integer=True))
         ),
     ],
 )
-def test_output_without_its_bounds_is_refused(output, bounds, message):
+def test_rejects_output_without_matching_bounds(output, bounds, message):
     assert golden.refusal(check_bounds, "training", output, bounds) == f"step 'training'{message}"
 
 
@@ -85,7 +85,7 @@ def test_output_without_its_bounds_is_refused(output, bounds, message):
         ),
     ],
 )
-def test_state_in_another_form_is_refused(after, message):
+def test_rejects_state_with_other_structure(after, message):
     check_state(_OUTPUT, _OUTPUT)
     actual = golden.refusal(check_state, _OUTPUT, after)
     assert actual == f"expected finish to return a state of the {message}"

@@ -1,4 +1,4 @@
-"""Choices of clients from a family of models, against NumPy; the split is the package's."""
+"""Clients' choices from a family of models equal NumPy's, with the package's holdout split."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def _clients() -> list[dict[str, np.ndarray]]:
 
 
 def _split(client: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the examples that a client chooses by, and the others."""
+    """Returns the examples that a client chooses a model by, and the other examples."""
     parts = [
         [part.order.numpy(), int(part.num_examples)] for part in _HOLDOUT.split(single(client))
     ]
@@ -55,7 +55,7 @@ def _measure(weights: ModelWeights, examples: dict[str, np.ndarray]) -> tuple:
 
 
 def _expected(clients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns values of each client on the examples that it does not choose by."""
+    """Returns each client's values on the examples that it does not choose a model by."""
     choices, losses, shares, counts = [], [], [], []
     for client in clients:
         to_choose_by, rest = _split(client)
@@ -78,7 +78,7 @@ def choose(streaming_runtime):
     return streaming_runtime.measurement(measurement, PlainSum())
 
 
-def test_clients_choose_by_an_example_share(choose):
+def test_clients_choose_by_loss_on_their_split(choose):
     clients = [c for c in _clients() if min(len(p["y"]) for p in _split(c)) > 0]
     actual, expected = choose(_FAMILY, [clients]).output, _expected(clients)
     rows = np.arange(len(clients))
@@ -113,7 +113,7 @@ def test_clients_choose_by_an_example_share(choose):
         assert output.sums.counts.sum() == expected["counts"].sum()
 
 
-def test_clients_choose_first_equal_model(choose):
+def test_clients_choose_first_of_equal_models(choose):
     actual = choose((_FAMILY[0],) * _MODELS, [_clients()]).output
     np.testing.assert_array_equal(actual.num_choices[1:], 0)
     assert_identical(actual.chosen, actual.models[0])
@@ -121,11 +121,11 @@ def test_clients_choose_first_equal_model(choose):
 
 
 def _assert_nearly_equal(actual: ChoiceOutput, expected: ChoiceOutput) -> None:
-    # A larger group of clients may be summed in another order.
+    # Another number of clients can change the order of float sums.
     assert_all_close(actual._replace(clients=()), expected._replace(clients=()), rtol=1e-6)
 
 
-def test_clients_that_cannot_choose_only_count(choose):
+def test_clients_without_choice_are_only_counted(choose):
     clients = _clients()
     empty, single = make_client(np.zeros([0, 4]), []), make_client(np.ones([1, 4]), [1])
     spoiled = make_client(np.full([10, 4], np.nan), [0] * 10)
@@ -138,7 +138,7 @@ def test_clients_that_cannot_choose_only_count(choose):
 
 
 def test_clients_with_diverged_model_do_not_choose(choose):
-    """Its loss would not be any client's smallest; such clients are counted instead."""
+    """Clients could ignore the diverged model, but are counted as not finite instead."""
     infinite = ModelWeights([np.full([4, 3], np.inf, np.float32), np.zeros([3], np.float32)], [])
     actual = choose((infinite, *_FAMILY[1:]), [_clients()]).output
     assert actual.clients["chose"] == 0

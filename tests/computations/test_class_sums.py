@@ -1,4 +1,4 @@
-"""Counts of outputs by class, compared with those of NumPy."""
+"""Counts of outputs by class equal NumPy's."""
 
 import dataclasses
 
@@ -67,12 +67,12 @@ def test_outputs_are_counted_by_domain_and_class(num_classes):
     expected = np.zeros([_DOMAINS, 2, 50], int)
     np.add.at(expected, (client["domain_id"], client["y"], bins), 1)
     np.testing.assert_array_equal(actual.scores, expected)
-    # A threshold of 1/2 lies between bins, so that both counts agree.
+    # The threshold 1/2 is an edge between bins, so histogram and confusion matrix agree.
     np.testing.assert_array_equal(actual.scores[..., 25:].sum(axis=2), tables[..., 1])
 
 
 @pytest.mark.parametrize("loss", ["log", "squared"])
-def test_ensemble_probabilities_equal_its_mixture(loss):
+def test_ensemble_scores_equal_mixture_probabilities(loss):
     rng = np.random.default_rng(0)
     member = logistic_regression(4, 2)
     predictors = [
@@ -95,7 +95,7 @@ def test_ensemble_probabilities_equal_its_mixture(loss):
 
 
 def _with_one_output(from_logits, metrics):
-    """A model that outputs its input."""
+    """Returns a model that outputs its input, as a score or a probability."""
     return Model(
         initial_weights=ModelWeights([], []),
         example_spec={
@@ -109,7 +109,7 @@ def _with_one_output(from_logits, metrics):
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
-def test_one_output_is_the_second_class(from_logits):
+def test_one_output_is_the_second_class_score(from_logits):
     model = _with_one_output(from_logits, (binary_accuracy(from_logits),))
     probabilities = np.array([0.0, 0.011, 0.5, 0.51, 0.999, 1.0], np.float32)
     x = probabilities
@@ -118,12 +118,12 @@ def test_one_output_is_the_second_class(from_logits):
             x = np.log(probabilities) - np.log1p(-probabilities)
     client = {
         "x": np.asarray(x, np.float32)[:, np.newaxis],
-        # One label is not a class, so it counts nowhere.
+        # The label 7 is not a class, so its example is not counted.
         "y": np.array([0, 1, 0, 1, 1, 7], np.int32),
         "domain_id": np.zeros([6], np.int32),
     }
     actual = _counted(model, model.initial_weights, client)
-    # Probabilities up to the threshold mean class 0, as in the accuracy.
+    # A probability equal to the threshold means class 0, as in the accuracy.
     assert actual.confusion[0].tolist() == [[2, 0], [1, 2]]
     assert actual.confusion[1].sum() == 0
     held = {label: np.flatnonzero(actual.scores[0, label]).tolist() for label in (0, 1)}
@@ -135,13 +135,13 @@ def test_unknown_or_too_many_classes_are_not_counted():
         class_counting(_with_one_output(True, (Metric("accuracy", lambda y, p: (y, y)),)), 2)
         is None
     )
-    # 3 numbers of each class and domain.
+    # Each class and domain has 3 numbers; 20 domains exceed the limit.
     assert class_counting(logistic_regression(4, 1000), 20) is None
     assert class_counting(logistic_regression(4, 1000), 10).num_classes == 1000
 
 
 def test_user_metric_and_loss_define_classes():
-    """The example of docs/reference/answers_by_class.md."""
+    """The metric and the loss are the example in docs/reference/answers_by_class.md."""
 
     def is_right(labels, outputs):
         right = tf.cast(tf.equal(tf.argmax(outputs, 1, tf.int32), labels), tf.float32)
@@ -157,7 +157,7 @@ def test_user_metric_and_loss_define_classes():
             user_loss.from_logits = from_logits
         actual = class_counting(dataclasses.replace(usual, loss=user_loss, metrics=(metric,)), 3)
         assert actual.num_classes == 2
-        # Three domains' tables, and 50 bins of each class if the loss defines the kind of scores.
+        # 2 x 2 tables of three domains; 50 bins per class if the loss defines `from_logits`.
         assert actual.num_numbers == 3 * (4 + 100 * (from_logits is not None))
 
 
@@ -169,6 +169,6 @@ def test_bounds_count_each_example_once():
         (30, True, 30.0)
     }
     assert bounds.by_class == ()
-    # The norm is largest if all examples have one class, which is always the answer.
+    # The norm is largest if all examples have the same class, and it is always predicted.
     many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
     assert many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))

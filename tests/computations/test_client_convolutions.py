@@ -1,7 +1,7 @@
-"""Convolutions of many clients: their output and gradients are those of one client after another.
+"""Vectorised convolutions of many clients equal each client's, in outputs and gradients.
 
-TensorFlow has no gradients of a dilated convolution on CPUs. The reference spreads the kernel
-instead, with zeros between its entries, and takes TensorFlow's plain convolution.
+TensorFlow lacks gradients of dilated convolutions on CPUs. The reference therefore inserts zeros
+into the kernel and uses TensorFlow's plain convolution.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ from tff_agnostic.runtimes.client_work import _op_types
 
 _CLIENTS, _IMAGES = 3, 4
 
-# (height, width, channels), (kernel's height, width), outputs, strides, dilations
+# Image (height, width, channels), kernel (height, width), outputs, strides, dilations.
 _CASES = [
     ((9, 10, 3), (3, 2), 5, (2, 3), (1, 1)),
     ((9, 10, 2), (3, 2), 4, (1, 1), (2, 3)),
-    # A kernel of one pixel that leaps over images, and one as large as they are.
+    # A kernel of one pixel with strides, and a kernel as large as the image.
     ((7, 6, 2), (1, 1), 3, (3, 4), (1, 1)),
     ((4, 5, 2), (4, 5), 3, (1, 1), (1, 1)),
 ]
@@ -57,7 +57,9 @@ def _vectorised(convolve, image_shape, kernel_shape):
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("image", "kernel", "outputs", "strides", "dilations"), _CASES)
-def test_each_client_has_its_own_convolution(image, kernel, outputs, strides, dilations, padding):
+def test_vectorised_convolutions_equal_each_clients(
+    image, kernel, outputs, strides, dilations, padding
+):
     rng = np.random.default_rng(7)
     kernel_shape = [*kernel, image[2], outputs]
     images = tf.constant(rng.normal(size=[_CLIENTS, _IMAGES, *image]), tf.float32)
@@ -77,7 +79,7 @@ def test_each_client_has_its_own_convolution(image, kernel, outputs, strides, di
     assert not {op for op in _op_types(many.get_concrete_function()) if "Conv" in op}
 
 
-def test_shared_kernel_is_left_to_tensorflow():
+def test_shared_kernel_uses_tensorflows_convolution():
     kernel = tf.constant(np.random.default_rng(1).normal(size=[3, 3, 2, 4]), tf.float32)
     images = tf.constant(np.random.default_rng(2).normal(size=[3, 2, 6, 6, 2]), tf.float32)
 
@@ -93,7 +95,7 @@ def test_shared_kernel_is_left_to_tensorflow():
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "sums"), [([5, 6, 4], 3), ([5, 0, 4], 3), ([4], 1)])
 def test_bias_gradients_are_summed_by_axis(shape, sums):
-    """Each thread of a GPU then adds up a row of pixels, and not the pixels of all images."""
+    """A sum per axis lets each GPU thread sum one row of pixels, instead of all images' pixels."""
     gradients = np.random.default_rng(3).normal(size=[_CLIENTS, _IMAGES, *shape])
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, *shape])])

@@ -1,4 +1,4 @@
-"""One client or several: layout of examples in arrays, and application of functions."""
+"""`Clients` of one or several clients: the layout of examples, and functions of each client."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def _clients(*sizes: int) -> list[dict[str, np.ndarray]]:
     return [random_client(rng, size, range(3)) for size in sizes]
 
 
-def test_examples_lie_end_to_end_before_zeros():
+def test_examples_are_concatenated_and_zero_padded():
     clients = _clients(3, 0, 1, 2)
     group = vectorised(clients)
     np.testing.assert_array_equal(group.first_row, [0, 3, 3, 4])
@@ -48,7 +48,7 @@ def test_examples_lie_end_to_end_before_zeros():
             np.testing.assert_array_equal(column[first : first + len(client["y"])], client[name])
 
 
-def test_columns_are_also_array_mappings():
+def test_columns_can_be_mappings_of_arrays():
     clients = [
         {"x": {"a": np.full([n, 2], n), "b": np.arange(n)}, "domain_id": np.zeros([n], np.int32)}
         for n in (1, 3)
@@ -70,7 +70,7 @@ def test_examples_are_taken_by_position():
         group.take(tf.constant([[2, 1], [0, 0]]))["x"],
         [clients[0]["x"][[2, 1]], clients[1]["x"][[0, 0]]],
     )
-    # One client has no axis of clients.
+    # A single client's arrays have no axis of clients.
     alone = single(clients[0])
     assert alone.examples is clients[0] and alone.num_examples.shape == []
     assert (int(alone.first_row), int(alone.num_examples), int(alone.capacity)) == (0, 3, 3)
@@ -83,7 +83,6 @@ def test_limited_group_has_first_examples(limit):
     clients = _clients(3, 1, 0, 2)
     limited = vectorised(clients).limited(limit)
     np.testing.assert_array_equal(limited.num_examples, np.minimum([3, 1, 0, 2], limit))
-    # Loops over batches end at the capacity.
     assert limited.capacity == min(3, limit)
     cut = [{name: column[:limit] for name, column in client.items()} for client in clients]
     positions = tf.range(limited.capacity)
@@ -96,7 +95,7 @@ def test_limited_group_has_first_examples(limit):
 
 @pytest.mark.parametrize("map_", [one_client, one_client_in_fixed_shapes, vectorised_clients])
 def test_batch_larger_than_clients_is_one_batch(map_):
-    # No array has the batch's size, which would be 8 GiB here.
+    # An array of the batch's size would need 8 GiB.
     clients = dataclasses.replace(vectorised(_clients(5, 2)), map_=map_)
     seen = []
     clients.fold_batches(2**31 - 1, lambda batch, n: seen.append(batch) or n + 1, tf.constant(0))
@@ -105,7 +104,7 @@ def test_batch_larger_than_clients_is_one_batch(map_):
     np.testing.assert_array_equal(batch.is_present[1], [True, True, False, False, False])
 
 
-def test_values_shared_by_clients_get_their_axis():
+def test_shared_values_are_repeated_per_client():
     result = vectorised_clients(lambda _: tf.constant([1, 2]), tf.zeros([3]))
     np.testing.assert_array_equal(result, [[1, 2]] * 3)
 
@@ -120,8 +119,8 @@ def test_vectorised_domain_sums_equal_each_clients(sizes, batch_size):
         assert_all_close(actual, np.stack(expected))
 
 
-def test_end_rows_exist_and_are_first_and_last():
-    """Columns are gathered at these rows, also after the last client, and if all are empty."""
+def test_end_rows_are_valid_first_and_last_rows():
+    """Columns are gathered at these rows, which must exist even if all clients are empty."""
     group = vectorised(_clients(3, 1, 0, 2))
     np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])
     for sizes in ((2, 0), (0, 0)):
@@ -134,7 +133,7 @@ def test_end_rows_exist_and_are_first_and_last():
 
 @pytest.mark.slow
 def test_vectorised_client_ignores_its_neighbours():
-    """An empty client's rows are those of its neighbour, whose numbers are not finite here."""
+    """An empty client gathers its neighbour's rows, which contain NaN here."""
     model, options = logistic_regression(4, 3), ClientTraining(0.5, epochs=2, batch_size=2)
     alpha, betas = np.array([0.5, 1, 2], np.float32), tf.constant([1.0, 2.0, 5.0])
     spoiled, good = make_client([[np.nan] * 4] * 2, [0, 1]), _clients(5)[0]

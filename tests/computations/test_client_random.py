@@ -1,4 +1,4 @@
-"""Random numbers of many clients equal TensorFlow's for each client alone, bit for bit."""
+"""Vectorised random numbers of many clients equal TensorFlow's of each client, bit for bit."""
 
 import importlib
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from tff_agnostic.computations import client_random
 from tff_agnostic.computations.clients import vectorised_clients, vectorised_clients_on_accelerators
 
-# The authors' Random123, file kat_vectors, philox4x32 with 10 rounds: counter, key, words.
+# Known answers from Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, words.
 _KNOWN = [
     ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ([2**32 - 1] * 4, [2**32 - 1] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
@@ -23,7 +23,7 @@ _SEEDS = np.array([[0, 0], [1, 2], [-1, -2], [2**31 - 1, -(2**31)], [7, 7]], np.
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), _KNOWN)
-def test_philox_has_its_authors_words(counter, key, expected):
+def test_philox_equals_its_authors_known_answers(counter, key, expected):
     actual = client_random.philox(
         *(tuple(tf.constant(w, tf.int64) for w in words) for words in (counter, key))
     )
@@ -31,7 +31,7 @@ def test_philox_has_its_authors_words(counter, key, expected):
 
 
 def test_counter_carries_to_the_upper_word():
-    """The fifth word needs a second step, which carries beyond 2^32 - 1 in the lowest word."""
+    """The fifth word needs the next counter, which carries from 2^32 - 1 in the lowest word."""
     key = tf.constant([[3]], tf.int64)
     counters = tf.constant([[2**32 - 1, 5], [2**32, 5]], tf.int64)
     five = client_random.random_words(key, counters[:1], tf.constant(5))
@@ -42,7 +42,7 @@ def test_counter_carries_to_the_upper_word():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "seed_dtype"), [([], tf.int32), ([3, 7], tf.int64)])
-def test_numbers_equal_each_seeds(shape, seed_dtype):
+def test_vectorised_numbers_equal_each_seeds(shape, seed_dtype):
     seeds = tf.cast(_SEEDS, seed_dtype)
 
     def draw(seed):
@@ -60,7 +60,7 @@ def test_numbers_equal_each_seeds(shape, seed_dtype):
 
 @pytest.mark.parametrize("rows", [0, 11])
 def test_batches_may_have_any_size(rows):
-    """Like the last batch of a loop: its size is unknown when it is traced."""
+    """The size of a loop's last batch is unknown when TensorFlow traces the loop."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None, 3])])
     def many(seeds, batch):
@@ -84,7 +84,7 @@ def _traced_graph(map_, fn):
 
 
 @pytest.mark.slow
-def test_dropout_takes_no_loop_over_clients():
+def test_vectorised_dropout_has_no_loop():
     def drop(seed):
         seed = tf.random.experimental.stateless_fold_in(seed, 3)
         return tf.nn.experimental.stateless_dropout(tf.ones([20, 5]), 0.3, seed)
@@ -105,7 +105,7 @@ def test_dropout_takes_no_loop_over_clients():
         lambda seed: tf.random.stateless_uniform([3], seed, alg="philox"),
     ],
 )
-def test_other_numbers_are_left_to_tensorflow(draw):
+def test_other_distributions_use_tensorflows_vectorisation(draw):
     (at_once, _), (one_by_one, _) = (
         _traced_graph(map_, draw)
         for map_ in (vectorised_clients_on_accelerators, vectorised_clients)

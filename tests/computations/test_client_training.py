@@ -1,4 +1,4 @@
-"""Updates, losses and counts of one client."""
+"""A client's training: updates, losses, counts, shuffling, and limits of secure sums."""
 
 import dataclasses
 from typing import Any
@@ -41,7 +41,7 @@ def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
 
 
 def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOutput:
-    """Returns a client's output in a round with a seed."""
+    """Returns a client's output in a round of AgnosticFedAvg."""
     return client_work(
         Broadcast(weights, np.array(alpha, np.float32)),
         single(client).seeded(seed),
@@ -72,7 +72,7 @@ def test_client_with_non_finite_values_sends_zeros(metrics, x, learning_rate):
 
 
 def _noise_model() -> Model:
-    """A linear model whose gradient is the noise that its predictions draw."""
+    """Returns a model whose gradient is the random number in its prediction."""
 
     def predict(weights, x, training, seed):
         return weights.trainable[0] * tf.random.stateless_uniform([tf.size(x)], seed)
@@ -81,7 +81,7 @@ def _noise_model() -> Model:
 
 
 def _noise(x, *, seed=_SEED, epochs=1) -> float:
-    """Returns the weighted delta of a client with a gradient of noise."""
+    """Returns a client's weighted delta with the model of `_noise_model`."""
     output = _output(
         _noise_model(),
         [1.0],
@@ -104,7 +104,7 @@ def test_steps_clients_and_rounds_draw_separate_noise():
     assert len({first, _noise([2.0]), _noise([1.0], seed=np.array([1, 3], np.int32))}) == 3
 
 
-# --- Clients with more examples than the limit of secure sums, in complete rounds
+# --- Rounds with clients beyond the secure sums' limit of examples
 
 
 _OPTIONS = make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, limit_weight=200.0)
@@ -118,7 +118,7 @@ def _first(client: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
     return {name: column[:number] for name, column in client.items()}
 
 
-# Its loss is larger than that of the others, so that it trains in every algorithm.
+# This client has the largest loss, so that it trains in every algorithm.
 _LARGE = {**_limited_client(200, seed=0), "x": 3 * _limited_client(200, seed=0)["x"]}
 _OTHERS = [_limited_client(9, seed=1), _limited_client(20, seed=2)]
 
@@ -132,7 +132,7 @@ def _matrix(state: Any) -> np.ndarray:
 
 
 def _clipped(report: Any) -> list[Any]:
-    """Counts of clipped values, of each exchange."""
+    """Returns the counts of clipped values in each step."""
     parts = report["aggregator"]
     return [parts["clipped"]] if "clipped" in parts else [p["clipped"] for p in parts.values()]
 
@@ -143,7 +143,6 @@ def _clipped(report: Any) -> list[Any]:
     [("streaming_runtime", "above_mean"), ("cohort_runtime", "agnostic_fed_avg")],
 )
 def test_client_beyond_limit_uses_its_first_examples(request, runtime, name):
-    """Counts, weights and losses belong together."""
     training = request.getfixturevalue(runtime).training(build(name), SecureSum(_OPTIONS))
     state = _started(training)
     actual, report = training.next(state, [_LARGE, *_OTHERS])
@@ -153,7 +152,7 @@ def test_client_beyond_limit_uses_its_first_examples(request, runtime, name):
     assert not any(counts.pop("examples") for counts in _clipped(limited_report))
     assert_identical(report, limited_report)
     assert sum(sum(counts.values()) for counts in _clipped(report)) == 0
-    # The large client moves the model.
+    # The large client's update changes the model.
     without, _ = training.next(state, _OTHERS)
     assert not np.allclose(_matrix(actual), _matrix(without))
 
@@ -169,7 +168,7 @@ def test_evaluation_uses_first_examples(streaming_runtime):
     assert expected.clipped["examples"] == 0
 
 
-# --- E epochs of SGD on one client: orders, the regularizer, and settings out of range
+# --- Local SGD on one client
 
 
 _TRAINING_SEED = tf.constant(12, tf.int64)
@@ -178,7 +177,7 @@ _TRAINING_SEED = tf.constant(12, tf.int64)
 def test_regularizer_is_in_losses_and_gradient():
     model = linear_model(regularizer=lambda weights: 0.5 * tf.reduce_sum(weights[0] ** 2))
     weights, client = model.initial_weights, make_client([1, 2, 5], [0, 0, 1])
-    # The mean gradient of the examples is 8 / 3, that of the regularizer w = 4.
+    # The examples' mean gradient is 8 / 3, and the regularizer's gradient is w = 4.
     trained, _ = local_sgd(
         model,
         ClientTraining(learning_rate=1.0),
@@ -212,7 +211,7 @@ def test_shuffling_depends_on_seed_and_epoch():
     other = _trained(client, seed=tf.constant(13, tf.int64))
     assert not np.array_equal(first[0], other[0])
     assert not np.array_equal(first[0], _trained(client, shuffle=False)[0])
-    # A second epoch has another order than the first.
+    # The second epoch's order differs from the first epoch's.
     once_more = _trained(client, weights=ModelWeights(first, []))
     assert not np.array_equal(_trained(client, epochs=2)[0], once_more[0])
 
@@ -224,7 +223,7 @@ def test_rejects_invalid_options(case):
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-6])
 def test_frequent_word_moves_by_the_gradient_sum(rate):
-    """Subtracted from a weight of 1 one by one, small steps would all be rounded away."""
+    """If each of 5,000 tiny steps were subtracted from 1 alone, rounding would lose all of them."""
     words = np.array([2] * 5000 + [0], np.int64)
     gradients = np.random.default_rng(0).normal(1.0, 0.1, size=[5001, 3]) * rate / 5000
     actual = minus_rows(np.ones([4, 3], np.float32), words, gradients.astype(np.float32))
@@ -234,7 +233,7 @@ def test_frequent_word_moves_by_the_gradient_sum(rate):
     assert_identical(actual[1], np.ones([3], np.float32))
 
 
-# --- Sums of losses, counts and metrics of each domain
+# --- Each domain's sums of losses, counts and metrics
 
 
 def test_domain_pass_sums_losses_counts_and_metrics():
@@ -255,7 +254,7 @@ def test_domain_pass_sums_losses_counts_and_metrics():
 
 @pytest.mark.slow
 def test_large_sum_keeps_small_losses():
-    """The first of 60,000 examples has a million times the loss of the others."""
+    """The first of 60,000 examples has 600,000 times the others' loss."""
     x = np.array([1e4] + [0.017] * 59_999, np.float32)
     sums = domain_sums(
         linear_model(), 2, linear_model().initial_weights, single(make_client(x, [0] * 60_000))

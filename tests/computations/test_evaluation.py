@@ -1,4 +1,4 @@
-"""Federated evaluation against NumPy."""
+"""Federated evaluation equals NumPy's: sums by domain, distributions over clients, metrics."""
 
 import math
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.algorithms.cases import empty_client
 from tests.computations.harness import assert_all_close, make_client, random_client, single
 from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
@@ -29,14 +30,10 @@ def _weights() -> ModelWeights:
 
 
 def _clients() -> list[dict[str, np.ndarray]]:
-    """Thirty clients of 1 to 280 examples: more than a batch of the evaluation, and two domains."""
+    """Returns 30 clients with two domains each; the first has more examples than a batch."""
     rng = np.random.default_rng(1)
     sizes = [280, *rng.integers(1, 30, size=29)]
     return [random_client(rng, int(n), rng.permutation(_DOMAINS)[:2]) for n in sizes]
-
-
-def _empty_client() -> dict[str, np.ndarray]:
-    return make_client(np.zeros([0, 4]), [])
 
 
 def _nan_client() -> dict[str, np.ndarray]:
@@ -44,7 +41,7 @@ def _nan_client() -> dict[str, np.ndarray]:
 
 
 class _Measured(NamedTuple):
-    """Losses and correctness of every example of a client, from NumPy."""
+    """Domain, loss and correctness of each of a client's examples, from NumPy."""
 
     domain: np.ndarray
     loss: np.ndarray
@@ -86,7 +83,7 @@ def test_domain_sums_match_numpy(output, measured):
 
 
 def _client_values(measured: Sequence[_Measured], measure: str, row: int) -> np.ndarray:
-    """The measure of each client that has examples of the row's domain; row p is overall."""
+    """Returns clients' means in domain `row`, or overall for row p; skips clients without it."""
     values = []
     for client in measured:
         in_row = client.domain == row if row < _DOMAINS else np.ones(len(client.domain), bool)
@@ -127,8 +124,8 @@ def test_distributions_by_client_size_match_numpy(output, measured, measure, col
     np.testing.assert_allclose(actual.total, expected, rtol=1e-5)
 
 
-def test_empty_and_non_finite_clients_only_count(plain, output):
-    clients = [_nan_client(), *_clients(), _empty_client(), _empty_client()]
+def test_empty_and_non_finite_clients_are_only_counted(plain, output):
+    clients = [_nan_client(), *_clients(), empty_client(), empty_client()]
     spoiled = plain(_weights(), [clients]).output
     assert dict(spoiled.clients) == {"evaluated": 30, "empty": 2, "non_finite": 1}
     assert_all_close(spoiled._replace(clients=()), output._replace(clients=()), rtol=1e-6)
@@ -146,10 +143,10 @@ def test_sums_are_zero_without_finite_examples(plain, clients):
 @pytest.mark.slow
 def test_secure_evaluation_matches_plain_evaluation(tff_runtime, output):
     evaluate = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, _SECURE)
-    secure = evaluate(_weights(), [[_nan_client(), *_clients(), _empty_client()]]).output
+    secure = evaluate(_weights(), [[_nan_client(), *_clients(), empty_client()]]).output
     assert dict(secure.clients) == {"evaluated": 30, "empty": 1, "non_finite": 1}
     assert_all_close(secure._replace(clients=()), output._replace(clients=()), rtol=1e-5, atol=1e-4)
-    # Histograms and counts are integers: a secure sum does not round them.
+    # Secure sums do not round histograms and counts, which are integers.
     for measure in ("loss", "accuracy"):
         np.testing.assert_array_equal(
             secure.over_clients[measure].histogram, output.over_clients[measure].histogram
@@ -184,7 +181,7 @@ def _squared_error() -> Metric:
 
 
 def _labelled_only() -> Metric:
-    """Accuracy over the examples of class 1 alone: undefined for many clients."""
+    """Returns the accuracy on examples of class 1, which is undefined for many clients."""
 
     def per_example(labels: Any, predictions: Any) -> Any:
         counted = tf.cast(tf.equal(labels, 1), tf.float32)
@@ -218,7 +215,7 @@ def test_undefined_metric_excludes_client_from_distribution():
     output = _evaluate_one(model, _weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
-    # Sizes are counted for all clients with a value, regardless of the measure.
+    # By size, a client counts if it has a value, in the bin of all its examples.
     assert np.flatnonzero(output.by_size["recall_of_1"].num_clients).tolist() == [2]
     nowhere = _evaluate_one(model, _weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
     assert not np.any(nowhere.by_size["recall_of_1"].num_clients)

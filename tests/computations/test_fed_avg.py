@@ -1,4 +1,4 @@
-"""FedAvg on all domains, and on one."""
+"""FedAvg on all domains and on one target domain."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ def _target_only(target: str, num_domains: int, **settings: Any) -> EagerTrainin
 
 
 def test_losses_precede_the_first_epochs_steps():
-    """An example's loss is x w and w starts at 4; batches of one example, steps of 1.
+    """An example's loss is x w, where w starts at 4. Batches of one example have steps of size 1.
 
-    The first batch, x = 1, has the loss 4 and makes w = 3; the second one, x = 2, has the loss 6.
+    The first batch, x = 1, has the loss 4 and gives w = 3. The second batch, x = 2, has the loss 6.
     """
     settings = {
         "client_learning_rate": 1.0,
@@ -73,7 +73,7 @@ def test_target_only_trains_on_its_domain():
     expected, _ = run_rounds(uniform, [only_target] * 3)
     assert_all_close(state.algorithm, expected.algorithm)
     np.testing.assert_array_equal(metrics[0]["domain_weights"]["share"], [0, 0, 1])
-    # The losses of all domains are still measured.
+    # Clients still measure the losses of all domains.
     assert np.all(metrics[-1]["client_work"]["train"]["loss"] > 0)
 
 

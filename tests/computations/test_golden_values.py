@@ -1,4 +1,4 @@
-"""Rounds computed by hand, and by the implementation of the paper's authors."""
+"""A round equals values by hand and values from the paper's authors' implementation."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd
 from tff_agnostic.models.model import ModelWeights
 
-# The loss of an example is x * w: the order of examples does not matter, and shuffling stays on.
+# An example's loss is x * w, so the order of examples does not matter and shuffling stays on.
 _CLIENT_0 = make_client([1, 2, 4, 3, 6, 1], [1, 0, 0, 0, 2, 2])
 _CLIENT_1 = make_client([8, 10, 5], [1, 3, 1])
 _LAMBDA_0 = (0.1, 0.2, 0.3, 0.4)
@@ -43,7 +43,7 @@ def _assert_golden(state, metrics) -> None:
     )
     np.testing.assert_array_equal(domains.window, [[1, 2, 3, 4], [3, 3, 2, 1]])
     assert state.round_num == 1
-    # L at w = 4: 36/3, 56/3, 28/2 and 40/1.
+    # At w = 4, the mean losses are 36/3, 56/3, 28/2 and 40/1.
     np.testing.assert_allclose(
         metrics["client_work"]["train"]["loss"], [12, 56 / 3, 14, 40], rtol=1e-6
     )
@@ -59,17 +59,17 @@ def training():
     return EagerTraining(_ALGORITHM)
 
 
-def test_golden_round(training):
+def test_eager_round_equals_golden_values(training):
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
 
 @pytest.mark.slow
-def test_golden_round_in_tff(tff_runtime):
+def test_tff_round_equals_golden_values(tff_runtime):
     training = tff_runtime.training(_ALGORITHM, PlainSum())
     _assert_golden(*training.next(training.initialize(), [_CLIENT_0, _CLIENT_1]))
 
 
-def test_reference_has_the_golden_round():
+def test_reference_round_equals_golden_values():
     server = reference.Server(
         model=reference.LINEAR,
         w=[np.array([4.0])],
@@ -90,7 +90,7 @@ def test_reference_has_the_golden_round():
 @pytest.mark.parametrize(
     ("client", "beta", "delta"), [(_CLIENT_0, 0.6, 2.8333335), (_CLIENT_1, 0.3, 7.666667)]
 )
-def test_golden_rounds_client_deltas(training, client, beta, delta):
+def test_client_deltas_equal_golden_values(training, client, beta, delta):
     output = training.client_output(training.initialize(), client)
     np.testing.assert_allclose(output.beta, beta, rtol=1e-6)
     np.testing.assert_allclose(output.weighted_delta[0] / output.beta, [delta], rtol=1e-6)
@@ -99,7 +99,7 @@ def test_golden_rounds_client_deltas(training, client, beta, delta):
 _BY_BATCH = ClientTraining(learning_rate=1.0, batch_size=4, normalizer="batch", shuffle=False)
 
 
-# Alpha differs between domains: an indexing mistake cannot pass.
+# Alpha differs between domains, so that indexing mistakes fail.
 @pytest.mark.parametrize(
     ("client", "options", "alpha", "beta", "delta"),
     [
@@ -107,7 +107,7 @@ _BY_BATCH = ClientTraining(learning_rate=1.0, batch_size=4, normalizer="batch", 
         (_CLIENT_1, ClientTraining(1.0, batch_size=3), _LAMBDA_0, 0.2, 33),
         # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
         (_CLIENT_0, ClientTraining(0.5, epochs=5, batch_size=2), [1] * 4, 6.0, 5 * 17 / 12),
-        # Batches x=[1,2,4,3] of domains [1,0,0,0] and x=[6,1] of domain 2.
+        # The batches are x=[1,2,4,3] with domains [1,0,0,0], and x=[6,1] with domain 2.
         (_CLIENT_0, _BY_BATCH, _LAMBDA_0, 0.5, (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2),
     ],
 )

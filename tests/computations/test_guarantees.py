@@ -29,11 +29,11 @@ _EVALUATED = (logistic_regression(4, 3), 3)
 
 @dataclasses.dataclass(frozen=True)
 class _Leaky(SecureSum):
-    """Secure sums, and one value of a client in a plain sum.
+    """Secure sums with a leak: a plain sum of one of the client's values.
 
     Attributes:
         name: Name of the aggregation.
-        leaks: Whether an exchange with the given bounds leaks.
+        leaks: Called with bounds; returns whether a step with these bounds leaks.
         guarantees: The declared guarantees.
     """
 
@@ -42,19 +42,16 @@ class _Leaky(SecureSum):
     guarantees: frozenset[SecurityProperty] = frozenset({SecurityProperty.SECURE_SUMS})
 
     def encode(self, params: Any, output: Any, bounds: Any, client: ClientFacts) -> Any:
-        """Adds a number of a client's last field."""
         secure = super().encode(params, output, bounds, client)
         return {"mood": client.examples_cut, "secure": secure} if self.leaks(bounds) else secure
 
     def federated_sum(self, encoded: Any, bounds: Any, sums: FederatedSums) -> Any:
-        """Sums it in plain."""
         if not self.leaks(bounds):
             return super().federated_sum(encoded, bounds, sums)
         secure = super().federated_sum(encoded["secure"], bounds, sums)
         return sums.joined({"mood": sums.plain(encoded["mood"]), "secure": secure})
 
     def decode(self, state: Any, summed: Any, bounds: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-        """Forgets it."""
         return super().decode(state, summed["secure"] if self.leaks(bounds) else summed, bounds)
 
 
@@ -64,13 +61,6 @@ class _Unchecked(enum.Enum):
     DIFFERENTIAL_PRIVACY = "differential privacy"
 
 
-def _refused(run: Any, *arguments: Any) -> str:
-    """Returns the message, a single line."""
-    message = golden.refusal(run, *arguments)
-    assert "\n" not in message
-    return message
-
-
 def test_rejects_guarantees_without_a_check(streaming_runtime):
     aggregation = _Leaky(
         name="private",
@@ -78,8 +68,8 @@ def test_rejects_guarantees_without_a_check(streaming_runtime):
         guarantees=SecureSum.guarantees | {_Unchecked.DIFFERENTIAL_PRIVACY},
     )
     expected = "aggregation private declares 'differential privacy', but no check"
-    assert expected in _refused(streaming_runtime.training, build("fed_avg"), aggregation)
-    assert expected in _refused(streaming_runtime.evaluation, *_EVALUATED, aggregation)
+    assert expected in golden.refusal(streaming_runtime.training, build("fed_avg"), aggregation)
+    assert expected in golden.refusal(streaming_runtime.evaluation, *_EVALUATED, aggregation)
 
 
 def test_every_guarantee_has_a_check():
@@ -89,13 +79,13 @@ def test_every_guarantee_has_a_check():
 
 @pytest.mark.slow_cases("tff_runtime")
 @pytest.mark.parametrize("runtime", ["streaming_runtime", "tff_runtime"])
-def test_rejects_one_value_in_a_plain_sum(request, runtime):
+def test_rejects_client_value_in_plain_sum(request, runtime):
     runtime, aggregation = request.getfixturevalue(runtime), _Leaky()
-    message = _refused(runtime.training, build("agnostic_fed_avg"), aggregation)
+    message = golden.refusal(runtime.training, build("agnostic_fed_avg"), aggregation)
     assert "secure aggregation is required, but 1 values of a client" in message
     assert message.endswith(": mood")
     assert message.startswith("step 'training': ")
-    message = _refused(runtime.evaluation, *_EVALUATED, aggregation)
+    message = golden.refusal(runtime.evaluation, *_EVALUATED, aggregation)
     assert message.startswith("step 'evaluation': ")
 
 
@@ -108,14 +98,14 @@ def test_aggregation_without_guarantees_is_not_checked(streaming_runtime):
     assert state.round_num == 1
 
 
-def test_leaking_step_is_refused_by_name(streaming_runtime):
+def test_rejection_names_the_leaking_step(streaming_runtime):
     leaky = _Leaky(leaks=lambda bounds: "weighted_delta" not in bounds._fields)
-    message = _refused(streaming_runtime.training, build("above_mean"), leaky)
+    message = golden.refusal(streaming_runtime.training, build("above_mean"), leaky)
     assert message.startswith("step 'survey': secure aggregation is required, but 1 ")
 
 
 @pytest.mark.slow
-def test_report_lists_all_steps_values(streaming_runtime):
+def test_security_report_lists_values_by_step(streaming_runtime):
     security = streaming_runtime.training(build("above_mean"), SecureSum()).security
     assert security.is_secure
     assert any(value.startswith("survey: values.loss") for value in security.secure)
@@ -147,7 +137,7 @@ _WAYS = {
 
 @pytest.fixture(scope="module")
 def process():
-    """Returns secure rounds of two steps."""
+    """The process of secure rounds with two steps."""
     secure = build_process(build("above_mean"), SecureSum())
     assert check_process(SecureSum(), secure).is_secure
     return secure
@@ -157,7 +147,7 @@ def process():
 @pytest.mark.nightly_cases(but=["federated_max"])
 @pytest.mark.parametrize("way", list(_WAYS))
 def test_rejects_sums_outside_the_steps(process, way):
-    """Each step is secure; the round adds a sum outside of the steps."""
+    """Each step is secure, but the round has another sum outside the steps."""
     next_ = process.learning_process.next
     state_type, data_type = next_.type_signature.parameter
 
@@ -170,9 +160,9 @@ def test_rejects_sums_outside_the_steps(process, way):
         leaked = _WAYS[way](tff.federated_map(first_domain, client_data))
         return next_(state, client_data), leaked
 
-    message = _refused(check_process, SecureSum(), _with_next(process, with_a_sum))
+    message = golden.refusal(check_process, SecureSum(), _with_next(process, with_a_sum))
     assert message == f"secure aggregation is required, but the round has {way}"
 
 
-def test_plain_sums_have_no_report():
+def test_plain_sums_have_no_security_report():
     assert check_guarantees(PlainSum(), {}) is None

@@ -1,4 +1,4 @@
-"""Quantiles and superquantiles from histograms against exact ones."""
+"""Quantiles and superquantiles from histograms are close to exact values."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def _counts(grid, values: np.ndarray) -> np.ndarray:
 
 
 def _cases(num_clients: int):
-    """Yields grids and values, with the relative and absolute errors of their quantiles."""
+    """Yields grids, values, and maximum relative and absolute errors of quantiles."""
     rng = np.random.default_rng(num_clients)
     shares = rng.beta(2, 1, num_clients)
     yield LinearGrid(), shares, 0.0, 0.0025 + 1e-6
@@ -50,7 +50,7 @@ def test_quantiles_are_within_half_a_bin(num_clients):
     ],
     ids=["linear", "log"],
 )
-def test_centres_and_outside_values_have_bins(grid, values, bins):
+def test_grid_gives_bins_of_centres_and_outliers(grid, values, bins):
     np.testing.assert_array_equal(grid.bin_index(np.array(values, np.float32)), bins)
     centers = grid.centers().astype(np.float32)
     assert len(centers) == grid.num_bins
@@ -64,8 +64,8 @@ def test_quantile_without_clients_is_nan():
 
 
 @pytest.mark.parametrize("q", [0.1, 0.3, 0.55, 0.7, 0.9])
-def test_integer_positions_are_not_interpolated(q):
-    """0.55 * 100 is 55.000000000000007 in floating point; the quantile is still the 55th value."""
+def test_quantile_at_integer_position_is_exact(q):
+    """In floating point 0.55 * 100 = 55.000000000000007, but the quantile is the 55th value."""
     grid = LinearGrid(upper=200.0)
     counts = np.zeros([grid.num_bins], np.int64)
     counts[0:101] = 1
@@ -78,7 +78,7 @@ def test_quantiles_between_clients_are_interpolated():
     actual = [quantile(grid, counts, q) for q in (0.0, 0.1, 0.5, 0.9, 1.0)]
     assert actual == pytest.approx([0.2, 0.24, 0.4, 0.56, 0.6])
     log = LogGrid()
-    # A quantile of losses is between losses, not between their logarithms.
+    # A log grid interpolates between losses, not between their logarithms.
     actual = quantile(log, _counts(log, np.array([1.0, 1e6])), 0.5)
     assert actual == pytest.approx(500_000.5)
 
@@ -87,7 +87,7 @@ _SHARES = (0.03, 0.1, 0.25, 1 / 3, 0.5, 1.0)
 
 
 def _worst_mean(values: np.ndarray, share: float, worst_is_largest: bool) -> float:
-    """Returns the mean of the worst values, added one by one, the last of them in part."""
+    """Returns the mean of the worst `share` of the values; the last value can count in part."""
     left = wanted = share * len(values)
     total = 0.0
     for value in sorted(values, reverse=worst_is_largest):
@@ -97,7 +97,7 @@ def _worst_mean(values: np.ndarray, share: float, worst_is_largest: bool) -> flo
 
 
 def _cvar(values: np.ndarray, share: float) -> float:
-    """The least of t + mean(max(value - t, 0)) / share over t, by SciPy (Rockafellar, Uryasev)."""
+    """Returns SciPy's min_t t + mean(max(value - t, 0)) / share (Rockafellar, Uryasev)."""
     actual = optimize.minimize_scalar(
         lambda t: t + np.mean(np.maximum(values - t, 0)) / share,
         bounds=(values.min(), values.max() + 1e-9),
@@ -118,8 +118,8 @@ def test_superquantiles_are_within_half_a_bin(num_clients, worst_is_largest):
 
 
 @pytest.mark.parametrize("share", _SHARES)
-def test_superquantile_is_the_conditional_value_at_risk(share):
-    """Values on the grid, with ties, have no error."""
+def test_superquantile_equals_conditional_value_at_risk(share):
+    """The values are on the grid, with ties, so the histogram adds no error."""
     grid = LinearGrid()
     values = grid.centers()[np.random.default_rng(0).integers(80, 120, size=57)]
     estimate = superquantile(grid, _counts(grid, values), share)
@@ -128,16 +128,16 @@ def test_superquantile_is_the_conditional_value_at_risk(share):
 
 
 @pytest.mark.parametrize("grid", [LinearGrid(40.0, 81), LogGrid()], ids=["linear", "log"])
-def test_centre_is_between_its_bins_edges(grid):
+def test_bin_edges_separate_centres_and_values(grid):
     lower, upper = grid.centers()[:-1], grid.centers()[1:]
     inner = np.sqrt(lower * upper) if isinstance(grid, LogGrid) else (lower + upper) / 2
-    # A value next to an edge is in the bin on its side of the edge.
+    # Values slightly below or above an edge are in different bins.
     for factor, offset in ((1 - 1e-4, 0), (1 + 1e-4, 1)):
         bins = grid.bin_index((inner * factor).astype(np.float32))
         np.testing.assert_array_equal(bins, np.arange(grid.num_bins - 1) + offset)
 
 
-def test_size_bins_are_binary_powers():
+def test_size_bins_are_powers_of_two():
     grid = SizeGrid()
     sizes = [1, 2, 3, 4, 7, 8, 1023, 1024, 2**23 - 1, 2**23, 2**40]
     held = np.array([grid.holds(tf.constant(size, tf.int64)) for size in sizes])
@@ -147,7 +147,7 @@ def test_size_bins_are_binary_powers():
     np.testing.assert_array_equal(grid.lower(), [2**i for i in range(24)])
 
 
-# --- Vectorised, operands of any ranks are combined as they are for one client
+# --- Vectorised operations broadcast operands of any ranks as for a single client
 
 
 _NUM_CLIENTS = 3
@@ -175,7 +175,7 @@ def test_each_clients_operands_are_broadcast(rank, other_rank, has_ranks):
 
 
 @pytest.mark.parametrize(("rank", "shared_rank"), [(0, 3), (3, 1), (2, 2)])
-def test_operands_that_all_share_are_broadcast(rank, shared_rank):
+def test_operands_shared_by_clients_are_broadcast(rank, shared_rank):
     values, shared = _per_client(rank), _SHARED[shared_rank]
     combine = _vectorised(lambda a: tf.maximum(shared - a, 0.25), values)
     np.testing.assert_array_equal(
@@ -183,7 +183,7 @@ def test_operands_that_all_share_are_broadcast(rank, shared_rank):
     )
 
 
-def test_largest_operand_decides_among_three():
+def test_three_operands_are_broadcast_to_largest_rank():
     condition, vectors, scalars = _per_client(2) > 11, _per_client(1), _per_client(0)
     select = _vectorised(lambda c, v, s: tf.where(c > 0, v, s), condition * 1.0, vectors, scalars)
     np.testing.assert_array_equal(
@@ -198,8 +198,8 @@ def test_known_ranks_need_no_computed_shapes():
 
 
 @pytest.mark.slow
-def test_other_vectorisations_are_left_to_tensorflow():
-    """Functions are vectorised before, after, and in a thread while a client's function is."""
+def test_other_vectorisations_stay_tensorflows():
+    """TensorFlow's own vectorisation runs before, after and, in a thread, during the package's."""
 
     def others() -> set[str]:
         specs = [tf.TensorSpec([None] * rank, tf.float32) for rank in (3, 2)]

@@ -1,4 +1,4 @@
-"""Losses from examples that clients hold out of training: the split, and lambda's steps."""
+"""Held-out examples, on which clients measure losses: the split, lambda's steps, and rounds."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from tests.algorithms.cases import build
 from tests.computations import reference
 from tests.computations.harness import (
     EagerTraining,
+    assert_all_close,
     make_client,
     random_client,
     run_rounds,
@@ -23,23 +24,23 @@ from tff_agnostic.domain_weights.ascent import LambdaPlayer, lambda_ascent
 from tff_agnostic.domain_weights.sets import BoxSet
 
 _SHARE = 0.4
-# The seed of `tests.algorithms.cases`.
+# 7 is the default seed in `tests.algorithms.cases.build`.
 _SPLIT = Holdout(_SHARE, seed=7)
 
 
 def _split(client: dict[str, np.ndarray], holdout: Holdout = _SPLIT) -> list[list[int]]:
-    """Returns the positions of the examples that a client holds out, and of those that train."""
+    """Returns the positions of a client's held-out examples and of its training examples."""
     parts = holdout.split(single(client))
     return [np.asarray(part.order)[: int(part.num_examples)].tolist() for part in parts]
 
 
 def _numbered(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
-    """A client whose labels are the positions of its examples."""
+    """Returns a client whose labels are the positions of its examples."""
     return {**random_client(rng, size, range(3)), "y": np.arange(size, dtype=np.int32)}
 
 
 def _places(group: Any) -> list[list[int]]:
-    """The positions of each client's examples in a part of a split."""
+    """Returns the positions of each client's examples in one part of a split."""
     positions = tf.range(group.capacity)
     taken, has = np.asarray(group.take(positions)["y"]), np.asarray(group.has(positions))
     columns = zip(np.atleast_2d(taken), np.atleast_2d(has))
@@ -59,7 +60,7 @@ def test_every_example_is_measured_or_trained_on(share):
     for client, kept_out, trained in zip(clients, *map(_places, parts)):
         n = len(client["y"])
         assert sorted(kept_out + trained) == list(range(n))
-        # Trained examples keep their order.
+        # Training examples keep their order.
         assert trained == sorted(trained)
         assert bool(trained) == (n > 0)
         if n > 1 / (1 - share):
@@ -67,7 +68,7 @@ def test_every_example_is_measured_or_trained_on(share):
 
 
 @pytest.mark.parametrize("n", [2, 7])
-def test_every_place_is_held_out_with_its_share(n):
+def test_every_position_is_equally_often_held_out(n):
     rng = np.random.default_rng(2)
     clients = [_numbered(rng, n) for _ in range(3000)]
     kept_out, _ = Holdout(0.3, seed=5).split(vectorised(clients))
@@ -76,7 +77,7 @@ def test_every_place_is_held_out_with_its_share(n):
 
 
 @pytest.mark.slow
-def test_split_is_equal_alone_grouped_and_compiled():
+def test_split_ignores_grouping_and_compilation():
     rng = np.random.default_rng(3)
     clients = [_numbered(rng, n) for n in (5, 0, 1, 30, 8, 2)]
     alone = [_split(client) for client in clients]
@@ -87,7 +88,7 @@ def test_split_is_equal_alone_grouped_and_compiled():
 
     @tf.function(jit_compile=True, autograph=False)
     def counts(examples: Any) -> Any:
-        # XLA knows the sizes of a client's arrays, and no other sizes.
+        # XLA knows only the sizes of whole arrays, so return the parts' sizes as well.
         kept_out, trained = _SPLIT.split(single(examples))
         ids = [part.take(tf.range(part.capacity))["y"] for part in (kept_out, trained)]
         return ids, kept_out.num_examples, trained.num_examples
@@ -114,12 +115,12 @@ def _f32(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def test_unmeasured_loss_in_a_box_is_the_mean():
+def test_unmeasured_domain_gets_the_mean_loss():
     box = LambdaPlayer(set=BoxSet(upper=(0.6,)), learning_rate=0.5, absent="freeze")
     lambda_, losses = _f32(0.1, 0.4, 0.5), _f32(2.0, 0.0, 1.0)
     steps = lambda_ascent(box, "abc")
     actual = steps.next(lambda_, losses, _f32(5, 2, 3), measured=_f32(3, 0, 1))
-    # The present domains' mean loss is 7 / 6: lambda 0.1 and 0.5, losses 2 and 1.
+    # The measured domains have lambda 0.1 and 0.5, and losses 2 and 1, whose mean is 7 / 6.
     expected = lambda_ * np.exp(0.5 * np.array([2.0, 7 / 6, 1.0]))
     np.testing.assert_allclose(actual, expected / expected.sum(), rtol=1e-6)
 
@@ -131,11 +132,11 @@ def test_round_without_measurement_keeps_lambda():
     np.testing.assert_array_equal(actual, lambda_)
 
 
-# --- Rounds with losses of held-out examples, compared with NumPy and by their messages
+# --- Rounds with held-out examples
 
 
 class _ServerWithHoldout(reference.Server):
-    """Algorithm 1 with L of held-out examples, and N of training examples."""
+    """Algorithm 1 with losses L on held-out examples and counts N of training examples."""
 
     def round_with_holdout(self, cohort: list[dict[str, np.ndarray]]) -> None:
         alpha = self.alpha()
@@ -170,7 +171,7 @@ class _ServerWithHoldout(reference.Server):
 def _random_cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
     rng = np.random.default_rng(11)
     sizes = ((9, 1, 2), (1,), (2, 0, 14), (1, 1, 3, 5), (2,), (20, 4))
-    # The second domain is rare: some rounds do not measure it, or do not train on it.
+    # The second domain is rare, so some rounds do not measure it or do not train on it.
     return [
         [random_client(rng, n, [0, 0, 0, 0, 1, 2, 2]) for n in sizes[k % len(sizes)]]
         for k in range(num)
@@ -178,7 +179,7 @@ def _random_cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
 
 
 def _round_kind(cohort: list[dict[str, np.ndarray]], domain: int) -> tuple[bool, bool]:
-    """Whether a domain is measured in a round, and whether it is trained on."""
+    """Returns whether a round measures a domain, and whether it trains on the domain."""
     held = [[], []]
     for client in cohort:
         for ids, places in zip(held, _split(client)):
@@ -200,12 +201,10 @@ _SECURE = SecureSum(
 @pytest.mark.slow
 @pytest.mark.parametrize(("aggregation", "rounds"), [(PlainSum(), 20), (_SECURE, 6)])
 def test_rounds_match_reference(streaming_runtime, aggregation, rounds):
-    update = "exponentiated_gradient"
     algorithm = build(
         "agnostic_fed_avg",
         measured_share=_SHARE,
         client_shuffle=False,
-        lambda_update=update,
         initial_counts=(9.0, 3.0, 6.0),
         lambda_initial=(0.5, 0.2, 0.3),
         lambda_absent="zero",
@@ -218,7 +217,6 @@ def test_rounds_match_reference(streaming_runtime, aggregation, rounds):
         gamma_lambda=0.1,
         client_params=reference.ClientParams(gamma_w=0.3, E=2, B=4),
         optimizer=reference.Sgd(),
-        lambda_update=update,
     )
     cohorts = _random_cohorts(rounds)
     training = streaming_runtime.training(algorithm, aggregation)
@@ -229,25 +227,24 @@ def test_rounds_match_reference(streaming_runtime, aggregation, rounds):
         sent = sum(counts["num_kept_out"]) + sum(counts["num_examples"])
         assert sent == sum(len(client["y"]) for client in cohort)
         server.round_with_holdout(cohort)
-        for actual, expected in zip(state.algorithm.weights.trainable, server.w):
-            np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+        assert_all_close(state.algorithm.weights.trainable, server.w, rtol=1e-4, atol=1e-5)
         domains = state.algorithm.memory
         np.testing.assert_allclose(domains.lambda_, server.lambda_, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(domains.window, server.window)
 
 
-def test_random_rounds_have_every_kind():
-    """Also a domain with only held-out examples."""
+def test_random_rounds_cover_measured_and_trained_domains():
+    """Some rounds only measure the second domain, others only train on it, or both or neither."""
     kinds = {_round_kind(cohort, 1) for cohort in _random_cohorts(20)}
     assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
 
 
-# --- Clients that measure nothing, in algorithms that weigh clients by their losses
+# --- Algorithms that weight clients by losses, with clients without measured examples
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["q_ffl", "term"])
-def test_one_example_client_has_the_mean_loss(name):
+def test_one_example_client_gets_the_mean_loss(name):
     algorithm = build(name, measured_share=_SHARE, client_shuffle=False)
     training = EagerTraining(algorithm)
     rng = np.random.default_rng(10)
@@ -267,7 +264,7 @@ def test_one_example_client_has_the_mean_loss(name):
 
 
 @pytest.mark.slow
-def test_holdout_alone_adds_counts(streaming_runtime):
+def test_only_holdout_adds_its_counts(streaming_runtime):
     plain, apart = (
         streaming_runtime.training(build("agnostic_fed_avg", measured_share=share), PlainSum())
         for share in (0.0, _SHARE)
@@ -278,6 +275,6 @@ def test_holdout_alone_adds_counts(streaming_runtime):
     training = EagerTraining(algorithm)
     output = training.client_output(training.initialize(), _random_cohorts(1)[0][0])
     assert tf.nest.flatten(output.trained_counts) == []
-    # Trials with other seeds share traces.
+    # Algorithms that differ only in their seeds share traces.
     works = [build("agnostic_fed_avg", seed=seed).steps[0].client_work for seed in (1, 2)]
     assert works[0] == works[1]

@@ -1,4 +1,4 @@
-"""Rates by round: their formulas, rounds of every algorithm, and tables of functions."""
+"""Schedules of learning rates: their formulas, rounds with schedules, and tabulated functions."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -36,12 +36,12 @@ from tff_agnostic.models import logistic_regression
 
 _KERAS = tf.keras.optimizers.schedules
 _RATE, _T, _F = 0.3, 4, 0.25
-# Keras' schedules; they lack the inverse square root.
+# Each schedule, and Keras' rate by round; Keras lacks the inverse square root.
 _FORMULAS: list[tuple[Schedule, Any]] = [
     (InverseTime(_T), _KERAS.InverseTimeDecay(_RATE, _T, 1.0)),
     (Exponential(_T, _F), _KERAS.ExponentialDecay(_RATE, _T, _F)),
     (Cosine(_T, _F), _KERAS.CosineDecay(_RATE, _T, _F)),
-    # Keras keeps a value up to its boundary, and so changes it a step later.
+    # Keras changes the value one step after the boundary.
     (Piecewise((_T,), (_F,)), _KERAS.PiecewiseConstantDecay([_T - 1], [_RATE, _RATE * _F])),
     (InverseSqrt(_T), lambda t: _RATE / np.sqrt(1 + t / _T)),
 ]
@@ -49,7 +49,7 @@ _COHORTS = cohorts(3)
 
 
 @pytest.mark.parametrize(("schedule", "expected"), _FORMULAS)
-def test_formulas_match_keras(schedule, expected):
+def test_schedules_match_keras(schedule, expected):
     rate = Rate(_RATE, schedule)
     for t in range(10):
         actual = float(rate.at(tf.constant(t)))
@@ -62,20 +62,19 @@ def test_exponential_does_not_drift_in_long_runs():
         assert float(rate.at(tf.constant(t))) == pytest.approx(_RATE * 0.999**t, rel=3e-6)
 
 
-# One algorithm of each module that reads a rate or has an optimizer state.
+# One algorithm from each module that uses a rate or has an optimizer state.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "side"), [("fed_prox", "client"), ("delta_fl", "server"), ("stochastic_afl", "server")]
 )
-def test_scheduled_rounds_have_their_rates(streaming_runtime, name, side):
-    """Round t is one with the constant rate of round t."""
+def test_scheduled_round_equals_round_with_constant_rate(streaming_runtime, name, side):
     schedule = {
         f"{side}_schedule": "piecewise:rounds=3,factors=0.25",
         f"{side}_learning_rate": 0.5,
     }
     algorithm = build(name, **schedule)
     scheduled = streaming_runtime.training(algorithm, PlainSum())
-    # An empty round in the middle counts as a round.
+    # A round with an empty cohort also counts.
     rounds = [_COHORTS[0], [], *_COHORTS[1:]]
     state, _ = run_rounds(scheduled, rounds)
     expected = None
@@ -96,7 +95,7 @@ def test_scheduled_rounds_have_their_rates(streaming_runtime, name, side):
 
 
 def _at_rate(state: Any, rate: float) -> Any:
-    """Returns the state with another rate in the optimizer's state."""
+    """Returns the state with the given learning rate in the optimizer's state."""
     if isinstance(state, Mapping):
         changed = {key: _at_rate(value, rate) for key, value in state.items()}
         if "learning_rate" in changed:
@@ -110,7 +109,7 @@ def _at_rate(state: Any, rate: float) -> Any:
 
 
 @pytest.mark.slow
-def test_flat_schedules_equal_constants_bit_for_bit(streaming_runtime):
+def test_flat_schedules_equal_constant_rates_exactly(streaming_runtime):
     flat = "piecewise:rounds=1,factors=1"
     models = []
     for settings in ({}, {"client_schedule": flat, "server_schedule": flat}):
@@ -121,8 +120,8 @@ def test_flat_schedules_equal_constants_bit_for_bit(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_q_ffl_clients_with_rate_0_change_nothing(streaming_runtime):
-    """Delta_k is 0 then, and h_k / L is F_k^q, the limit of small rates."""
+def test_q_ffl_with_client_rate_0_keeps_weights(streaming_runtime):
+    """With rate 0, Delta_k is 0, and h_k / L is F_k^q, the limit of small rates."""
     algorithm = build("q_ffl", client_schedule="cosine:rounds=1,lowest=0")
     training = streaming_runtime.training(algorithm, PlainSum())
     before, _ = training.next(training.initialize(), _COHORTS[0])
@@ -157,7 +156,7 @@ def test_rejects_invalid_schedules(case):
     return golden.refusal(make_options, FedAvgOptions, client_schedule=case)
 
 
-def test_table_has_function_values():
+def test_tabulated_function_gives_piecewise_schedule():
     rate = tabulated(lambda t: 0.1 if t < 2 else 0.05, rounds=4)
     assert rate == Rate(0.1, Piecewise((2,), (0.5,)))
     assert tabulated(lambda t: 0.25, rounds=5) == Rate(0.25, Constant())
@@ -171,6 +170,6 @@ def test_table_has_function_values():
         (lambda t: 0.1, 0, "rounds: expected 1 to 100000, found 0"),
     ],
 )
-def test_table_rejects_other_values(function, rounds, message):
+def test_tabulated_rejects_invalid_values(function, rounds, message):
     with pytest.raises(UserError, match=rf"^{message}"):
         tabulated(function, rounds)

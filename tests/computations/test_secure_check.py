@@ -1,4 +1,4 @@
-"""Reports of the values that leave clients, for rounds that leak and rounds that do not."""
+"""Security reports list the values that clients send, in rounds with and without leaks."""
 
 import numpy as np
 import pytest
@@ -27,15 +27,13 @@ def _fields(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_secure_rounds_hold_secure_sums_only():
-    """`test_properties.py` checks every algorithm."""
+def test_secure_rounds_have_only_secure_sums():
     name = "agnostic_fed_avg"
     report = require_only_secure_sums(_process(name, SecureSum()).next)
     assert report.is_secure
     assert report.plain == ()
     assert "secure sums only" in report.summary()
-    # All fields of a client's output, the counts of clipped values and the number of clients are
-    # secure.
+    # A client's output, counts of clipped values and the number of clients are secure.
     text = " ".join(report.secure)
     for field in (*_fields(name), "accuracy", "clipped", "num_clients"):
         assert field in text
@@ -88,7 +86,7 @@ def test_rejects_metrics_outside_secure_sums(names, message):
 
 
 def _round_with(uri, by_name):
-    """Returns a round that sums by an intrinsic, called directly or through a name."""
+    """Returns a round that calls an intrinsic, directly or through a local name."""
     data = tff.framework.Reference("data", _CLIENTS)
     intrinsic = tff.framework.Intrinsic(uri, tff.FunctionType(_CLIENTS, _SERVER))
     result = tff.framework.Call(intrinsic, data)
@@ -101,13 +99,13 @@ def _round_with(uri, by_name):
 
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("uri", ["federated_sum", "federated_secure_looking_sum"])
-def test_rejects_other_intrinsics_by_any_name(uri, by_name):
-    """Secure sums are those that this package makes, regardless of names."""
+def test_rejects_other_intrinsics_under_any_name(uri, by_name):
+    """Only intrinsics that this package uses count as secure, regardless of names."""
     with pytest.raises(UserError, match=f"is required, but the round has {uri}$"):
         require_no_plain_sums(_round_with(uri, by_name))
 
 
-def test_packages_secure_sums_are_accepted():
+def test_accepts_packages_secure_sums():
     @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
     def secure_round(data):
         bits = tff.federated_secure_sum_bitwidth(data, 8)

@@ -1,7 +1,7 @@
-"""Clients beyond their bounds in secure sums count less, and keep their ratios.
+"""Secure sums scale clients beyond their bounds down, and keep the clients' ratios.
 
-The server divides sums by sums: updates by weights, losses by counts, numerators of metrics by
-denominators. Were each of them cut at its own bound, a client could gain weight by sending more.
+The server divides sums: updates by weights, losses by counts, metrics' numerators by denominators.
+If each value were clipped separately, a client could gain weight by sending larger values.
 """
 
 from collections import OrderedDict
@@ -31,12 +31,12 @@ _OPTIONS = make_options(
 _BOUNDS = training_bounds(logistic_regression(4, 3), 1.0)(_OPTIONS.limit)
 _MAX_BETA, _MAX_UPDATE, _MAX_LOSSES, _MAX_COUNT = 2.0, 1.0, 200.0, 20
 _FLOAT32 = 1e-6
-# Bounds are met exactly, and quotients of floats are not.
+# Relative slack for rounded quotients of floats.
 _SLACK = 1 + 1e-9
 
 
 class _Answer(NamedTuple):
-    """The parts of a client's answer that form ratios; float64 and integers."""
+    """The values of a client's output that form ratios, in float64 and integers."""
 
     update: np.ndarray
     beta: float
@@ -79,7 +79,7 @@ def _answer(
     mean_loss: Any = 1.5,
     share_correct: float = 0.5,
 ) -> _Answer:
-    """Returns an answer with the given ratios, by default of an honest client."""
+    """Returns a client's output with the given ratios; by default an honest client's."""
     rng = np.random.default_rng(0) if rng is None else rng
     ratio = rng.uniform(-0.4, 0.4, 15) if ratio is None else ratio
     n = np.array(counts)
@@ -120,13 +120,13 @@ def adversary(request) -> _Answer:
 
 
 def _assert_ratio(numerator: Any, denominator: Any, ratio: Any, rounding: float) -> None:
-    """Compares without dividing, as a scaled client may be next to nothing.
+    """Compares a decoded ratio without dividing, as a scaled client's values can be nearly 0.
 
     Args:
-        numerator: The decoded numerator.
-        denominator: The decoded denominator.
-        ratio: Their expected ratio.
-        rounding: Largest error of either by quantisation.
+        numerator: Decoded numerator.
+        denominator: Decoded denominator.
+        ratio: Expected ratio.
+        rounding: Maximum error of numerator and denominator by quantisation.
     """
     expected = np.asarray(ratio) * denominator
     error = rounding * (1 + np.abs(ratio)) + _FLOAT32 * (np.abs(expected) + np.abs(numerator))
@@ -147,7 +147,7 @@ def _assert_keeps_its_ratios(answer: _Answer) -> None:
 
 
 def _assert_weighs_no_more(answer: _Answer) -> None:
-    """Checks that an answer weighs no more than an honest one at the bound, nor than unbounded."""
+    """Checks that a client's sums exceed neither its own values nor the bounds."""
     summed = _summed(answer)
     slack = 1 + _FLOAT32
     assert summed.beta <= min(_MAX_BETA, answer.beta) * slack + 1e-11
@@ -182,7 +182,7 @@ def test_random_client_keeps_ratios_and_gains_no_weight(seed):
     _assert_weighs_no_more(answer)
 
 
-def test_clients_within_bounds_are_unchanged():
+def test_client_within_bounds_is_unchanged():
     honest = _answer(beta=2.0, counts=(20, 0, 20), mean_loss=10.0, share_correct=1.0)
     summed = _summed(honest)
     np.testing.assert_allclose(summed.update, honest.update, rtol=1e-5, atol=1e-9)
@@ -202,7 +202,7 @@ def test_domains_and_updates_are_bounded_separately():
     np.testing.assert_allclose(summed.losses, [6.0, 4.5, 7.5], rtol=1e-6)
 
 
-def test_adversary_has_its_bounds_weight(adversary):
+def test_adversary_weighs_as_client_at_bounds(adversary):
     honest = [_answer(ratio=np.full(15, 0.1)) for _ in range(7)]
     summed, others = _summed(*honest, adversary), _summed(*honest)
 
@@ -214,22 +214,21 @@ def test_adversary_has_its_bounds_weight(adversary):
 
     for i in np.flatnonzero(adversary.counts):
         mean_loss = adversary.losses[i] / adversary.counts[i]
-        # The number of whole examples that keeps both the count and the losses within their bounds.
+        # The maximum number of examples with the count and the losses within their bounds.
         counted = int(min(adversary.counts[i], _MAX_COUNT, _MAX_LOSSES / mean_loss * _SLACK))
         expected = (others.losses[i] + mean_loss * counted) / (others.counts[i] + counted)
         np.testing.assert_allclose(summed.losses[i] / summed.counts[i], expected, rtol=1e-5)
 
 
-def test_loss_beyond_one_examples_bound_counts_nothing():
+def test_loss_beyond_all_bounds_is_not_counted():
     summed = _summed(_ADVERSARIES["one example with a loss of a million"])
     np.testing.assert_array_equal(summed.losses, [0, 0, 0])
     np.testing.assert_array_equal(summed.counts, [0, 0, 0])
 
 
-def test_negative_weight_takes_no_weight_from_others():
-    beta = -1e9
+def test_negative_weight_keeps_others_weight():
     honest = _answer()
-    spoiled = honest._replace(beta=beta, losses=-honest.losses)
+    spoiled = honest._replace(beta=-1e9, losses=-honest.losses)
     summed = _summed(honest, spoiled)
     np.testing.assert_allclose(summed.beta, honest.beta, rtol=1e-6)
     np.testing.assert_allclose(summed.losses, honest.losses, rtol=1e-6)

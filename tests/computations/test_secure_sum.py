@@ -1,4 +1,4 @@
-"""Sums, plain and secure: quantisation and counts; test_secure_ratios is about clipping."""
+"""Plain and secure sums: quantisation and counts of clipped values."""
 
 import dataclasses
 import functools
@@ -30,14 +30,14 @@ _OPTIONS = make_options(
 
 
 class _One(NamedTuple):
-    """An answer of one value."""
+    """A client output with one value."""
 
     value: Any
 
 
 class _Two(NamedTuple):
-    one: Any
-    other: Any
+    first: Any
+    second: Any
 
 
 def _algorithm():
@@ -68,13 +68,13 @@ def _client_outputs() -> list[TrainingOutput]:
 
 
 def _step(bound: Bound, bits: int) -> float:
-    """Returns the documented distance of neighbouring values."""
+    """Returns the documented distance between neighbouring quantised values."""
     levels = 2 ** (bits - 1) - 1 if bound.signed else 2**bits - 1
     return bound.limit / levels
 
 
 def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
-    """Checks that each decoded value is within c * step / 2 of the exact sum."""
+    """Checks that each value is within c * step / 2 of the exact sum over c clients."""
     exact = tf.nest.map_structure(
         lambda *values: np.sum([np.asarray(v, np.float64) for v in values], axis=0), *outputs
     )
@@ -116,7 +116,7 @@ def test_range_ends_are_exact(bits, signed):
 @pytest.mark.parametrize("bits", [2, 40])
 @pytest.mark.parametrize("bound", [Bound(3.0), Bound(3.0, signed=True), Bound(1000, integer=True)])
 def test_encoded_values_fit_the_declared_bits(bits, bound):
-    """A secure-sum protocol takes the declared width as the modulus of one client's value."""
+    """Secure-sum protocols derive the modulus from the declared bit width of a client's value."""
     aggregation = SecureSum(make_options(SecureSumOptions, secure_bits=bits))
     largest = np.array([bound.limit], np.int64 if bound.integer else np.float32)
     submitted = encoded(aggregation, _One(tf.constant(largest)), _One(bound))
@@ -144,9 +144,9 @@ def test_excess_values_are_counted_and_scaled():
         "clients": 0,
         "examples": 13,
     }
-    # The largest coordinate is 7 times its bound, max_beta * max_delta = 1; the weight is scaled
-    # with it. Counts of 21 and 400 become 20; their losses keep the ratio to the counts. A loss
-    # below 0 becomes 0.
+    # The update's largest value is 7 times its bound, so update and weight are divided by 7. The
+    # counts 21 and 400 become 20, and their losses keep the ratio to the counts. A negative loss
+    # becomes 0.
     scaled = spoiled._replace(
         weighted_delta=[d / 7 for d in spoiled.weighted_delta],
         beta=tf.constant(2.5 / 7),
@@ -162,8 +162,8 @@ def test_values_without_ratio_are_clipped():
     decoded, _ = decoded_sum(
         SecureSum(make_options(SecureSumOptions, secure_bits=32)), [summand] * 2, bounds
     )
-    np.testing.assert_allclose(decoded.one, [6.0, 3.0], rtol=1e-6)
-    np.testing.assert_allclose(decoded.other, [0.5, -2.0], rtol=1e-6)
+    np.testing.assert_allclose(decoded.first, [6.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(decoded.second, [0.5, -2.0], rtol=1e-6)
 
 
 def test_plain_sum_is_the_sum():
@@ -175,7 +175,7 @@ def test_plain_sum_is_the_sum():
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_equal_settings_give_equal_aggregations(name):
-    """Trials that differ in their seeds share traces."""
+    """Equal aggregations let trials with other seeds share traces."""
     spec = AGGREGATIONS[name]
     first, second = spec.build(spec.options()), spec.build(spec.options())
     assert first == second and hash(first) == hash(second)
@@ -198,7 +198,7 @@ def test_secure_round_reports_clipping_and_non_finite_clients(tff_runtime):
     clipped = metrics["aggregator"]["clipped"]
     assert clipped["weighted_delta"] > 0
     assert clipped["clients"] == 0
-    # Clients of 9 and 14 examples use 8 of them, so that every count is within its bound.
+    # The clients with 9 and 14 examples use only 8, so no count exceeds its bound.
     assert clipped["examples"] == 1 + 6
     assert clipped["domain_counts"] == 0
     assert all(np.all(np.isfinite(w)) for w in state.algorithm.weights.trainable)

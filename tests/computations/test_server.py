@@ -1,4 +1,4 @@
-"""The server's step with every optimizer, against TFF's and Keras' optimizers."""
+"""The server's step with every optimizer equals steps of TFF's or Keras' optimizers."""
 
 import dataclasses
 from typing import Any
@@ -48,7 +48,7 @@ def _cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
 
 
 def test_average_delta_is_the_optimizers_gradient():
-    """A round is one step of the optimizer on w minus the average of the clients' weights."""
+    """The gradient is w minus the average of the clients' weights."""
     optimizer = Adagrad()
     training = EagerTraining(_algorithm(optimizer))
     (cohort,) = _cohorts(1)
@@ -64,20 +64,18 @@ def test_average_delta_is_the_optimizers_gradient():
     )
     after = next_state.algorithm
     assert_all_close(list(after.weights.trainable), expected, rtol=1e-6)
-    for value, expected_value in zip(
-        tf.nest.flatten(after.optimizer_state), tf.nest.flatten(optimizer_state)
-    ):
-        np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    states = (after.optimizer_state, optimizer_state)
+    assert_all_close(*map(tf.nest.flatten, states), rtol=1e-6)
     moved = np.concatenate([np.ravel(w) for w in after.weights.trainable])
     np.testing.assert_allclose(
         metrics["finalizer"]["update_norm"], np.linalg.norm(moved), rtol=1e-5
     )
-    # No client contributes: momentum does not move the model.
+    # A round without contributing clients keeps the state, so momentum changes no weights.
     kept, _ = training.next(next_state, [make_client(np.zeros([0, 4]), [])])
     assert_identical(kept._replace(round_num=next_state.round_num), next_state)
 
 
-def test_metrics_are_transformed_domain_ratios_before_training():
+def test_metrics_are_transformed_ratios_by_domain():
     model = logistic_regression(4, 3)
     error = Metric("error", _guess_error, max_numerator=2.0, transform=tf.exp)
     model = dataclasses.replace(model, metrics=(*model.metrics, error))
@@ -85,7 +83,7 @@ def test_metrics_are_transformed_domain_ratios_before_training():
     cohort = [make_client(np.ones([3, 4]), [0, 0, 0], y=[0, 1, 2])]
     _, metrics = training.next(training.initialize(), cohort)
     train = metrics["client_work"]["train"]
-    # Weights of zero give every class the same score, and the first class is predicted.
+    # With zero weights all scores are equal, so the model predicts the first class.
     np.testing.assert_allclose(train["loss"], [np.log(3), 0], rtol=1e-6)
     np.testing.assert_allclose(train["accuracy"], [1 / 3, 0], rtol=1e-6)
     np.testing.assert_allclose(train["error"], np.exp([1.0, 0.0]), rtol=1e-6)
@@ -97,15 +95,11 @@ def _guess_error(labels, scores):
     return error, tf.ones_like(error)
 
 
-# --- Optimizers against TFF's, and Nesterov momentum against Keras'
+# --- Optimizers equal TFF's, and Nesterov momentum equals Keras'
 
 
 class _Keras:
-    """Keras' SGD on variables.
-
-    Args:
-        weights: First values of the variables.
-    """
+    """Keras' SGD with Nesterov momentum on variables with the given initial weights."""
 
     def __init__(self, weights, learning_rate, momentum):
         self._variables = [tf.Variable(w) for w in weights]
@@ -134,7 +128,8 @@ def test_nesterov_steps_match_keras(learning_rate, momentum):
 
 
 _TFF = tff.learning.optimizers
-# Our optimizer, given momentum and epsilon, and TFF's, given rate, momentum and epsilon.
+# By name: builders of the package's optimizer, from momentum and epsilon, and of TFF's, from rate,
+# momentum and epsilon.
 _PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda m, e: Sgd(), lambda rate, m, e: _TFF.build_sgdm(rate)),
     "momentum": (lambda m, e: Momentum(m), lambda rate, m, e: _TFF.build_sgdm(rate, m)),
@@ -151,7 +146,7 @@ def test_every_optimizer_has_a_reference():
 @pytest.mark.parametrize("name", _PAIRS)
 @pytest.mark.parametrize("numbers", [(0.1, 0.9, 1e-3), (0.01, 0.0, 0.1)])
 def test_steps_and_states_equal_tff(name, numbers):
-    """Bit for bit, traced as in a run, with the same keys in the same order."""
+    """States have the same keys in the same order, and values are equal bit for bit."""
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=shape).astype(np.float32) for shape in ([3, 2], [2], [])]
     gradients = [[rng.normal(size=w.shape).astype(np.float32) for w in weights] for _ in range(6)]

@@ -1,4 +1,4 @@
-"""A user's aggregation with a state, in rounds and checkpoints."""
+"""A user's aggregation with a state works in rounds, checkpoints and evaluations."""
 
 import dataclasses
 import functools
@@ -36,10 +36,10 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _HalvingNorm(Aggregation):
-    """Plain sums of answers that are scaled to a norm; each round halves the norm.
+    """Plain sums of client outputs that are clipped to a norm, which each round halves.
 
     Attributes:
-        first_norm: Norm in the first round, for each field of an answer: exchanges differ.
+        first_norm: Norm in the first round per field of an output, so that steps differ.
     """
 
     first_norm: float = _FIRST_NORM
@@ -72,7 +72,7 @@ class _HalvingNorm(Aggregation):
 
 
 class _LastNorm(_HalvingNorm):
-    """Plain sums that remember the norm of the last sum."""
+    """Plain sums whose state is the last sum's norm."""
 
     name = "last_norm"
 
@@ -88,7 +88,7 @@ class _LastNorm(_HalvingNorm):
 
 
 def _scaled(output: Any, norm: float) -> Any:
-    """`encode` in NumPy and float64."""
+    """Returns an output scaled to a norm, like `_HalvingNorm.encode`, in NumPy and float64."""
     leaves = [np.asarray(v) for v in tf.nest.flatten(output)]
     real = [v.astype(np.float64) for v in leaves if v.dtype == np.float32]
     size = np.sqrt(sum(np.sum(v**2) for v in real))
@@ -106,7 +106,7 @@ def _summed(outputs: Sequence[Any]) -> Any:
 
 @functools.cache
 def _expected(name: str, first_norm: float = _FIRST_NORM) -> Any:
-    """The algorithm's state after the rounds, with all of the aggregation in NumPy."""
+    """Returns the algorithm's state after all rounds, with the aggregation in NumPy."""
     algorithm = build(name)
     training = EagerTraining(algorithm)
     state, norm = training.initialize(), first_norm
@@ -132,7 +132,7 @@ def test_rounds_match_numpy(request, runtime):
     training = request.getfixturevalue(runtime).training(build(name), _HalvingNorm())
     state, reports = run_rounds(training, cohorts(_ROUNDS))
     assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
-    # Each exchange has its own state.
+    # Each step has its own state of the aggregation.
     fields = {"survey": 2, "training": 8}
     names = [exchange.name for exchange in build(name).steps]
     assert [kept.rounds for kept in state.aggregations] == [_ROUNDS] * len(names)
@@ -141,12 +141,12 @@ def test_rounds_match_numpy(request, runtime):
         column = f"{exchange} norm"
         reported = [dict(_by_name(training, report))[column] for report in reports]
         assert [*reported, state.aggregations[k].norm] == norms
-    # Scaling changes the rounds.
+    # Without scaling, the weights differ.
     actual, other = (s.weights.trainable[0] for s in (state.algorithm, _expected(name, 1e9)))
     assert not np.allclose(actual, other, rtol=1e-2)
 
 
-def test_checkpoints_hold_the_state(streaming_runtime, tmp_path):
+def test_checkpoint_restores_the_aggregations_state(streaming_runtime, tmp_path):
     algorithm = build("above_mean")
     training = streaming_runtime.training(algorithm, _HalvingNorm())
     expected, expected_reports = run_rounds(training, cohorts(_ROUNDS))
@@ -160,7 +160,7 @@ def test_checkpoints_hold_the_state(streaming_runtime, tmp_path):
     assert_identical(reports, expected_reports[2:])
 
 
-def test_evaluations_share_no_state(cohort_runtime):
+def test_evaluation_starts_from_initial_state(cohort_runtime):
     model = logistic_regression(4, 3)
     evaluate = cohort_runtime.evaluation(model, 3, _HalvingNorm())
     (clients,) = cohorts(1)
@@ -170,8 +170,8 @@ def test_evaluations_share_no_state(cohort_runtime):
     assert np.all(first.sums.losses < plain.output.sums.losses)
 
 
-def test_non_finite_sum_is_not_remembered(streaming_runtime):
-    """Each client's answer is within float32's range; their sum, and its norm, are not."""
+def test_non_finite_sum_keeps_the_state(streaming_runtime):
+    """Each client's output is finite, but their sum overflows float32."""
     training = streaming_runtime.training(build("fed_avg", client_epochs=1), _LastNorm())
     start = training.initialize()
     far_out = make_client(np.full([1, 4], 3e38, np.float32), [1], [2])

@@ -1,4 +1,4 @@
-"""The learning process of an algorithm in TFF."""
+"""An algorithm's learning process in TFF: weights, communication, and keys of steps."""
 
 import dataclasses
 
@@ -34,7 +34,6 @@ def test_weights_can_be_read_and_replaced(process):
 
 
 def test_each_step_is_one_broadcast_and_sum():
-    """`test_card.py` has rounds of one step, and plain sums."""
     uri = "federated_secure_sum_bitwidth"
     process = build_process(build("above_mean"), SecureSum())
     assert list(process.steps) == ["survey", "training"]
@@ -68,5 +67,5 @@ def test_equal_work_and_bounds_share_a_key():
         beta = dataclasses.replace(bounds.beta, limit=2 * bounds.beta.limit)
         return bounds._replace(beta=beta)
 
-    # Secure sums would quantise by other steps.
+    # With other bounds, secure sums would quantise values differently.
     assert _key(dataclasses.replace(step, bounds=wider)) != _key(step)

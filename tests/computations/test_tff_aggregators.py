@@ -1,4 +1,4 @@
-"""TFF's models and aggregators in the builders, compared with TFF's FedAvg of the same model."""
+"""TFF's models and aggregators in the package's builders; rounds equal TFF's own FedAvg."""
 
 import functools
 from typing import Any
@@ -60,12 +60,11 @@ def _datasets(cohort: list[dict[str, np.ndarray]]) -> list[tf.data.Dataset]:
 
 
 def _twice(datasets: list[tf.data.Dataset]) -> list[tf.data.Dataset]:
-    """Returns two epochs of each dataset."""
     return [dataset.repeat(2) for dataset in datasets]
 
 
 def _weights(process: Any, data: Any) -> list[np.ndarray]:
-    """Trainable weights after some rounds."""
+    """Returns the trainable weights after `_ROUNDS` rounds."""
     state = process.initialize()
     for round_num in range(_ROUNDS):
         state = process.next(state, data(_cohort(round_num))).state
@@ -82,8 +81,8 @@ _AGGREGATORS = {"default": None, "robust": tff.learning.robust_aggregator}
 
 
 @pytest.fixture(autouse=True)
-def _keras_as_it_was():
-    """TFF builds Keras models in graphs, and so spoils the models of other tests."""
+def _restore_keras():
+    """Undoes TFF's change of Keras classes, which would break the models of other tests."""
     yield
     restore_keras_classes()
 
@@ -115,7 +114,7 @@ def test_variable_models_train_as_in_tff(tff_runtime):
 
 
 def _named(name: str) -> Any:
-    """Returns the aggregator of runs of four clients."""
+    """Returns TFF's aggregator of this name, for four clients per round."""
     kind = UPDATE_AGGREGATORS[name].kind
     aggregator: Any = DpAggregator(0.001) if kind is DpAggregator else kind()
     return named(aggregator, LimitedOptions(), Options(), 4.0)
@@ -135,7 +134,7 @@ def _agnostic(aggregation: Any = PlainSum()) -> Any:
 
 @functools.cache
 def _under(name: str) -> Any:
-    """Returns rounds of `_agnostic` under an aggregator; TFF takes seconds to compile them."""
+    """Returns AgnosticFedAvg's process with an aggregator, cached as TFF compiles for seconds."""
     return _agnostic(_named(name)).learning_process
 
 
@@ -145,7 +144,7 @@ def _softmax() -> Any:
 
 
 def _moved(process: Any, rounds: int = 3) -> tuple[np.ndarray, Any, list[Any]]:
-    """Returns the change of the weights in some rounds, the last state, and the reports."""
+    """Runs rounds; returns the flat change of the weights, the last state, and the reports."""
     state, reports = process.initialize(), []
     before = process.get_model_weights(state).trainable
     for round_num in range(rounds):
@@ -160,14 +159,13 @@ def plain(tff_runtime):
     return _moved(_agnostic().learning_process)
 
 
-# Other tests compile rounds under the robust aggregator as well.
 @pytest.mark.nightly_cases("dp")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["robust", "dp"])
 def test_tff_aggregators_keep_the_direction(plain, name):
     moved, state, reports = _moved(_under(name))
-    # These aggregators clip: steps are not longer and keep nearly the same direction; DP starts
-    # with a small clip norm.
+    # These aggregators clip, so updates are not longer and nearly keep their direction. DP starts
+    # with a small clip norm, which changes the direction more.
     cosine = moved @ plain[0] / np.linalg.norm(moved) / np.linalg.norm(plain[0])
     assert cosine > (0.85 if name == "dp" else 0.98)
     assert 0.3 < np.linalg.norm(moved) / np.linalg.norm(plain[0]) < 1.01
@@ -185,7 +183,7 @@ def test_tff_aggregators_keep_the_direction(plain, name):
 
 @pytest.mark.slow
 def test_unweighted_mean_keeps_the_papers_average(plain):
-    """TFF's mean is unweighted, but the paper's weights stay part of the average."""
+    """Updates carry the paper's weights, so TFF's unweighted mean keeps the weighted average."""
     factory = tff.aggregators.UnweightedMeanFactory()
     moved, state, _ = _moved(_agnostic(aggregations.from_tff(factory)).learning_process)
     np.testing.assert_allclose(moved, plain[0], atol=2e-6)
@@ -195,7 +193,7 @@ def test_unweighted_mean_keeps_the_papers_average(plain):
 
 
 @pytest.mark.slow
-def test_rounds_without_clients_change_no_weights(tff_runtime):
+def test_round_without_clients_keeps_the_weights(tff_runtime):
     process = _under("robust")
     state = process.initialize()
     after, report = process.next(state, [])
@@ -207,7 +205,7 @@ def test_rounds_without_clients_change_no_weights(tff_runtime):
 @pytest.mark.nightly_cases("robust_aggregator")
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [tff.learning.secure_aggregator, tff.learning.robust_aggregator])
-def test_only_secure_takes_the_secure_aggregator(tff_runtime, build):
+def test_only_secure_accepts_just_secure_aggregator(tff_runtime, build):
     aggregation = aggregations.from_tff(build(), only_secure=True)
     process = _agnostic(aggregation)
     if build is tff.learning.secure_aggregator:
@@ -231,7 +229,7 @@ def test_other_runtimes_reject_tff_aggregators(cohort_runtime):
         cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)
 
 
-def test_rejects_sums_and_other_values():
+def test_from_tff_rejects_sums_and_other_values():
     with pytest.raises(UserError, match=r"a mean, found SumFactory: .*UnweightedMeanFactory"):
         aggregations.from_tff(tff.aggregators.SumFactory())
     with pytest.raises(UserError, match="expected a weighted or unweighted factory"):

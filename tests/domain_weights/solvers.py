@@ -1,4 +1,4 @@
-"""Projections and worst mixtures by general solvers of SciPy: oracles for the package's own."""
+"""Projections and worst mixtures by SciPy's general solvers, to check the package's with."""
 
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
@@ -6,14 +6,14 @@ from typing import Any, Callable, Optional
 import numpy as np
 from scipy import optimize
 
-# A set for a solver: bounds of each coordinate, and g(x) >= 0 in addition to the sum of 1.
+# A solver's set: bounds of each coordinate, an optional g with g(x) >= 0, and a sum of 1.
 Bounds = Sequence[tuple[float, float]]
 Inside = Optional[Callable[[np.ndarray], float]]
 
 
 def nearest(point: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray) -> np.ndarray:
-    """argmin ||x - v||^2."""
-    # Values near 1, as the solver's tolerance is absolute.
+    """Returns argmin_x ||x - point||^2 in the set."""
+    # The solver's tolerance is absolute, so scale values to about 1.
     scale = 1.0 + np.abs(point).max()
     return _minimum(lambda x: np.sum((x - point) ** 2) / scale, bounds, inside, start)
 
@@ -21,7 +21,7 @@ def nearest(point: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray
 def nearest_in_entropy(
     point: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray
 ) -> np.ndarray:
-    """argmin sum_i x_i log(x_i / y_i)."""
+    """Returns argmin_x sum_i x_i log(x_i / point_i) in the set."""
 
     def divergence(x: np.ndarray) -> float:
         x = np.maximum(x, 1e-300)
@@ -31,7 +31,7 @@ def nearest_in_entropy(
 
 
 def worst(losses: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray) -> np.ndarray:
-    """argmax sum_i lambda_i L_i."""
+    """Returns argmax_lambda sum_i lambda_i losses_i in the set."""
     scale = np.abs(losses).max()
     return _minimum(lambda x: -float(losses @ x) / scale, bounds, inside, start)
 
@@ -50,6 +50,6 @@ def _minimum(
         constraints=constraints,
         options={"maxiter": 1000, "ftol": 1e-13},
     )
-    # Status 8: within rounding errors no direction leads down.
+    # Status 8: within rounding errors, no direction decreases the objective.
     assert actual.status in (0, 8), actual.message
     return np.asarray(actual.x)

@@ -1,4 +1,4 @@
-"""CVaR over domains compared with its reference, a linear program, and values by hand."""
+"""CVaR over domains equals its reference, a linear program's optimum, and values by hand."""
 
 import numpy as np
 import pytest
@@ -29,11 +29,11 @@ def _f32(*values: float) -> np.ndarray:
 
 
 def _problems(num: int):
-    """Yields losses with ties, training mixtures, levels, and some lambda before."""
+    """Yields losses with ties, training mixtures, levels, and previous values of lambda."""
     rng = np.random.default_rng(3)
     for k in range(num):
         p = int(rng.integers(1, 9))
-        # Losses have few distinct values, also negative ones; some domains are rare, others equal.
+        # Losses have few distinct values, some negative. Domains have rare or equal counts.
         losses = rng.choice(rng.normal(size=4), p).astype(np.float32)
         counts = rng.choice([1.0, 1.0, 5.0, 300.0, 1e5], p)
         lambda_ = rng.dirichlet(np.ones(p)).astype(np.float32)
@@ -53,7 +53,7 @@ def _steps(level: float = 0.5, rate: float = 1.0, mixture=_ALPHA, **values) -> L
 
 def test_step_matches_reference():
     for losses, alpha, theta, lambda_ in _problems(40):
-        # The reference has an absolute tolerance in theta.
+        # The reference compares fractions with an absolute tolerance, so theta must not be tiny.
         theta = max(theta, 1e-6)
         mixture = cvar_step(lambda_, losses, alpha, theta)
         assert mixture.dtype == np.float32
@@ -62,8 +62,8 @@ def test_step_matches_reference():
 
 
 @pytest.mark.slow
-def test_frozen_weights_leave_the_worst_mixture():
-    """A linear program finds the worst mixture of the other domains."""
+def test_frozen_step_gives_other_domains_worst_mixture():
+    """A linear program finds the worst mixture of the domains that are not frozen."""
     rng = np.random.default_rng(4)
     num_feasible = 0
     for losses, alpha, theta, lambda_ in _problems(100):
@@ -85,14 +85,11 @@ def test_frozen_weights_leave_the_worst_mixture():
     assert num_feasible > 20
 
 
-def test_rate_moves_part_way():
+def test_rate_interpolates_towards_worst_mixture():
     lambda_, losses = _f32(0.4, 0.3, 0.2, 0.1), _f32(4, 3, 2, 1)
     worst = np.asarray(cvar_step(lambda_, losses, _ALPHA, 0.5))
     actual = cvar_step(lambda_, losses, _ALPHA, 0.5, rate=0.25)
     np.testing.assert_allclose(actual, 0.75 * lambda_ + 0.25 * worst, rtol=1e-6)
-
-
-# --- As an update
 
 
 def test_update_starts_at_training_or_given_mixture():
@@ -105,7 +102,7 @@ def test_absent_domain_has_loss_0():
     steps = _steps(absent="zero")
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
-    # The absent domain keeps weight that the others may not take.
+    # The others are at their bounds alpha_i / theta, so the absent domain gets the rest.
     steps = _steps(mixture=(1, 1, 4), absent="zero")
     lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
@@ -115,12 +112,9 @@ def test_frozen_absent_domain_keeps_its_weight():
     steps = _steps(absent="freeze")
     lambda_ = steps.next(_f32(0.2, 0.2, 0.1, 0.5), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.0, 0.0, 0.5, 0.5], atol=1e-7)
-    # The remaining weight exceeds the level of the others; they share it by alpha.
+    # The free weight exceeds the two domains' bounds, so they share it by alpha.
     lambda_ = steps.next(_f32(1, 0, 0, 0), _f32(2, 1, 0, 0), _f32(5, 5, 0, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 2 / 3, 0.0, 0.0], rtol=1e-6)
-
-
-# --- Refusals
 
 
 @golden.values

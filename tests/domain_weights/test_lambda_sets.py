@@ -1,4 +1,4 @@
-"""Projections, starts and worst mixtures of every set, against a convex solver and by hand."""
+"""Projections, starts and worst mixtures of each set equal a solver's and values by hand."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ _MIXTURES = ((0.7, 0.1, 0.1, 0.1), (0.0, 0.5, 0.5, 0.0), (0.25, 0.25, 0.25, 0.25
 
 
 class _Case(NamedTuple):
-    """A set, and its constraints for a solver."""
+    """A set Lambda, its constraints for a solver, and the solver's start."""
 
     set: Any
     bounds: Any
@@ -34,7 +34,7 @@ _CASES = {
 
 
 class _Compiled:
-    """A set with projections that are traced once, as in a server's step."""
+    """A set whose projections are traced once."""
 
     def __init__(self, lambda_set: LambdaSet) -> None:
         self.project = tf.function(lambda_set.project, autograph=False)
@@ -112,7 +112,7 @@ def test_tiny_weights_entropy_projection_is_finite():
 
 
 def test_wide_ball_equals_simplex():
-    # The farthest vertex is at the distance 1 / 0.05 - 1.
+    # The farthest vertex has the chi2 distance 1 / 0.05 - 1 = 19.
     ball = Ball(tuple(_CENTER), 19.1)
     for point in _points(10):
         expected = Simplex().project(tf.constant(point))
@@ -121,8 +121,7 @@ def test_wide_ball_equals_simplex():
 
 
 def test_worst_mixture_matches_solver_up_to_vertices():
-    # Balls from a small one to one with every vertex; losses with a spread that is small relative
-    # to their size.
+    # The radii range from a small ball to one that contains all vertices.
     rng = np.random.default_rng(12)
     for _ in range(30):
         p = int(rng.integers(2, 6))
@@ -138,7 +137,7 @@ def test_worst_mixture_matches_solver_up_to_vertices():
             relative,
             [(0.0, 1.0)] * p,
             lambda x, center=center, radius=radius: radius - np.sum((x - center) ** 2 / center),
-            # At the centre itself the constraint has no slope for the solver to follow.
+            # At the centre, the constraint's gradient is 0 and the solver stops.
             0.9 * center + 0.1 * np.full(p, 1 / p) if radius > 0.4 else center,
         )
         np.testing.assert_allclose(relative @ mixture, relative @ expected, atol=1e-5)
@@ -164,7 +163,7 @@ def test_thirty_domain_projection_matches_solver():
         assert np.sum((actual - center) ** 2 / center) < 0.5 + 1e-4
 
 
-def test_hull_has_its_mixtures_losses():
+def test_hull_returns_mixtures_losses_and_worst():
     hull = Hull(("day", "night", "mean"), _MIXTURES)
     losses = np.array([1.0, 2.0, 4.0, 0.0])
     np.testing.assert_allclose(hull.gradient(tf.constant(losses, tf.float32)), [1.3, 3.0, 1.75])

@@ -1,4 +1,4 @@
-"""Updates of lambda compared with values by hand, and their limits in many rounds."""
+"""Updates of lambda equal values by hand, and keep weights valid over many rounds."""
 
 import numpy as np
 import pytest
@@ -45,12 +45,12 @@ def _assert_on_simplex(vector) -> None:
         ([0.2, 0.4, 0.1, 0.3], [1, 2, 3, 4], 0.5, [0.08078121, 0.26637138, 0.10979304, 0.54305437]),
         ([0.5, 0.3, 0.2], [1e6, 0.0, 0.0], 0.5, [1, 0, 0]),
         ([0.5, 0.3, 0.2], [3e38, 1e38, 0.0], 0.5, [1, 0, 0]),
-        # Products beyond float32 give the limit.
+        # If products overflow float32, the result is the limit.
         ([0.5, 0.3, 0.2], [1e3, 1e3, -5.0], 3e38, [0.625, 0.375, 0.0]),
         ([0.5, 0.3, 0.2], [3e38, 3e38, 1e38], 3e38, [0.625, 0.375, 0.0]),
     ],
 )
-def test_exponentiated_gradient_golden_values(lambda_, losses, learning_rate, expected):
+def test_exponentiated_gradient_equals_known_values(lambda_, losses, learning_rate, expected):
     updated = ascent.exponentiated_gradient(_f32(*lambda_), _f32(*losses), learning_rate)
     _assert_on_simplex(updated)
     np.testing.assert_allclose(updated, expected, rtol=2e-6, atol=1e-6)
@@ -74,15 +74,15 @@ def test_equal_huge_losses_keep_lambda():
         ([0.0, 0.8, 1.0], [0.0, 0.4, 0.6]),
         ([7.0], [1.0]),
         ([-4e8, -4e8, -5e8], [0.5, 0.5, 0.0]),
-        # Neighbours in float32.
+        # The first two values are neighbours in float32.
         ([2.0**25, 2.0**25 + 4, 3e37, 3e37], [0.0, 0.0, 0.5, 0.5]),
     ],
 )
-def test_project_to_simplex(vector, expected):
+def test_projection_to_simplex_equals_known_values(vector, expected):
     np.testing.assert_allclose(project_to_simplex(_f32(*vector)), expected, atol=1e-6)
 
 
-def test_projected_gradient_moves_before_it_projects():
+def test_projected_gradient_steps_then_projects():
     updated = ascent.projected_gradient(_f32(0.5, 0.5), _f32(1.0, 0.0), 0.2)
     np.testing.assert_allclose(updated, [0.6, 0.4], rtol=1e-6)
 
@@ -125,7 +125,7 @@ def test_frozen_projected_gradient_ignores_common_constant(constant):
     options = LambdaPlayer(ProjectedGradient(), learning_rate=0.1, absent="freeze")
     losses = _f32(constant, constant + 0.1, 0.0)
     updated = _next(options, _f32(0.1, 0.1, 0.8), losses, _f32(1, 1, 0))
-    # The nearest point to (.1, .11) with the sum .2.
+    # The nearest point to (0.1, 0.11) whose sum is 0.2.
     np.testing.assert_allclose(updated, [0.095, 0.105, 0.8], atol=2e-6)
 
 
@@ -133,7 +133,7 @@ def test_frozen_projected_gradient_ignores_common_constant(constant):
 @pytest.mark.parametrize(
     ("mixture", "lambda_", "losses", "counts"),
     [
-        # By hand: the slope of chi2 in the first domain is -2 (.5 - .0127) / .0127 = -76.7.
+        # The slope of chi2 in the first domain is -2 (0.5 - 0.0127) / 0.0127 = -76.7.
         ((0.0127, 0.9873), (0.5, 0.5), (1.0, 0.0), (3, 0)),
         ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1), (1.0, 2.0, 0.0), (1, 1, 0)),
     ],
@@ -146,11 +146,11 @@ def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses,
     _assert_on_simplex(updated)
     np.testing.assert_allclose(updated[-1], lambda_[-1], rtol=1e-6)
     if len(mixture) == 3:
-        # The present domains share the rest by their slopes, 1 - 4 and 2 - 0.
+        # The present domains' slopes are 1 - 4 and 2 - 0, so the second domain gains.
         assert updated[1] > lambda_[1]
 
 
-def test_pessimism_has_the_penaltys_negative_slope():
+def test_pessimism_slope_is_minus_the_penaltys():
     lambda_, mixture = _f32(0.2, 0.3, 0.5), _f32(0.5, 0.25, 0.25)
     slope = ascent.chi2(0.3, ascent.PESSIMISM)(lambda_, mixture)
     np.testing.assert_allclose(slope, 0.6 * (lambda_ - mixture) / mixture, rtol=1e-6)
@@ -164,7 +164,7 @@ _TINY = np.finfo(np.float32).tiny
 
 
 def _moved(options, lambda_, losses, counts, rounds):
-    """Returns lambda after equal rounds."""
+    """Returns lambda after `rounds` rounds with the same losses and counts."""
     for _ in range(rounds):
         lambda_ = np.asarray(_next(options, lambda_, losses, counts))
         assert np.all(np.isfinite(lambda_))
@@ -173,7 +173,7 @@ def _moved(options, lambda_, losses, counts, rounds):
 
 @pytest.mark.slow
 def test_fallen_weight_stays_positive_and_recovers():
-    """It falls by a factor of e per round; float32 would flush it to 0 after 90 rounds."""
+    """The weight falls by a factor of e per round, which reaches 0 in float32 after 90 rounds."""
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     counts = _f32(5, 5, 0)
     fallen = _moved(options, _f32(0.4, 0.4, 0.2), _f32(0, 1, 0), counts, _ROUNDS)
@@ -193,12 +193,12 @@ def test_zero_weight_stays_zero():
     assert lambda_[1] > 0.99
 
 
-def test_present_domains_share_next_to_nothing():
-    """Halves of the smallest normal number are not normal: processors may flush them to 0."""
+def test_tiny_weights_of_present_domains_stay_normal():
+    """Processors may flush numbers below float32's smallest normal number to 0."""
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
-    # Only a round with the third domain gives the others more.
+    # The others gain weight only in rounds with the third domain.
     lambda_ = _moved(options, lambda_, _f32(1, 0, 0), _f32(1, 1, 1), 100)
     assert lambda_[0] > 0.99
 

@@ -1,4 +1,4 @@
-"""Options of Lambda: the sets that they build, and their errors."""
+"""Options of the set Lambda: the built sets, flags, and errors."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_options_build_each_set(mixtures_file):
     assert build(HullSet(path)) == hull
 
 
-def test_flag_names_set_and_its_fields(tmp_path):
+def test_flag_value_gives_set_with_fields(tmp_path):
     def chosen(text):
         return make_options(LambdaOptions, lambda_set=text).lambda_.set
 

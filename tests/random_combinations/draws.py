@@ -1,4 +1,4 @@
-"""Random combinations of choices of a training, and made-up clients for two rounds."""
+"""Random combinations of a training's choices, and synthetic clients for two rounds."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ _SECURE = make_options(
     secure_min_clients=1,
 )
 _MIXTURES = Path(__file__).with_name("mixtures.json")
-# Algorithms with more settings are drawn more often.
+# Algorithms, repeated by frequency: algorithms with more settings occur more often.
 _ALGORITHMS = (
     *["agnostic_fed_avg"] * 5,
     *["stochastic_afl"] * 3,
@@ -70,8 +70,7 @@ _ALGORITHMS = (
     *["term", "q_ffl"] * 2,
     *("fed_avg", "fed_prox", "fed_avg_sub", "fed_avg_target_only", "fed_boost", "afl_boost"),
 )
-# TFF compiles secure sums to verify them, and compiles sums in "tff/" to run them, which takes
-# seconds.
+# Relative frequencies of sums. Sums that TFF compiles, which takes seconds, are rare.
 _SUMS = {
     "plain": 80,
     "secure": 6,
@@ -82,7 +81,7 @@ _SUMS = {
     "tff/compressed": 0.2,
     "tff/secure": 0.1,
 }
-# Values by flag and by argument of builders, in addition to their defaults.
+# Values by flag or argument of a builder, in addition to the defaults.
 _POOL: Mapping[str, Sequence[Any]] = {
     "client_learning_rate": (0.05, 0.3),
     "client_epochs": (1, 2),
@@ -150,14 +149,14 @@ class Combination:
         group: Seed of all choices on which a trace depends: algorithm, settings, task, sums and
             runtime.
         algorithm: Name of the algorithm.
-        settings: Its settings, and arguments of its builder, that differ from the defaults.
+        settings: The algorithm's non-default settings and arguments of its builder.
         task: Member of `TASKS`, or "ensemble".
         sums: Member of `_SUMS`.
         runtime: "streamed", "vectorised" or "tff".
         sampling: Member of `COHORT_SAMPLINGS`.
         domains: Names of the domains, in the order of their ids.
-        absent: Ids of the domains that are absent from the first round.
-        odd_clients: Unusual clients of the first cohort: "empty", "not finite".
+        absent: Ids of domains that are absent from the first round.
+        odd_clients: Unusual clients in the first cohort, "empty" or "not finite".
         factor: Factor of all losses.
         shift: Constant added to all losses.
     """
@@ -178,12 +177,10 @@ class Combination:
 
     @property
     def spec(self) -> AlgorithmSpec:
-        """The algorithm's entry in the registry."""
         return ALGORITHMS[self.algorithm]
 
     @property
     def options(self) -> Any:
-        """The algorithm's settings."""
         return make_options(self.spec.options, **_by_flag(self.spec.options, self.settings))
 
     @property
@@ -192,7 +189,6 @@ class Combination:
         return self.sums in ("central", "tree", "distributed")
 
     def build(self) -> Algorithm:
-        """Returns the algorithm."""
         model = self.the_task.model(self.seed, self.factor, self.shift)
         counts = tuple(self.expected_counts().tolist())
         problem = Problem(model, self.domains, self.group, counts)
@@ -200,24 +196,23 @@ class Combination:
         return self.spec.build(problem, self.options, **arguments)
 
     def traced(self) -> "Combination":
-        """Returns the key of a trace, without clients, weights and the losses' constants."""
+        """Returns the choices on which a trace depends; the others have fixed values."""
         return dataclasses.replace(
             self, seed=0, sampling="", absent=(), odd_clients=(), factor=1.0, shift=0.0
         )
 
     def expected_counts(self) -> np.ndarray:
-        """Returns the examples of each domain that a round is expected to have, float64 [p]."""
+        """Returns the expected number of each domain's examples in a round, float64 [p]."""
         rng = np.random.default_rng([self.group, 1])
         by_name = dict(zip(sorted(self.domains), rng.uniform(1, 8, len(self.domains))))
         return np.array([by_name[name] for name in self.domains])
 
     @property
     def the_task(self) -> Task:
-        """The task."""
         return ENSEMBLE if self.task == "ensemble" else TASKS[self.task]
 
     def clients(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns clients of unequal losses by id: each has examples of two domains or of one."""
+        """Returns clients with unequal losses by id; a client has one or two domains."""
         rng = np.random.default_rng([self.seed, 2])
         names = sorted(self.domains)
         clients = {}
@@ -232,7 +227,7 @@ class Combination:
         return clients
 
     def cohorts(self) -> list[list[dict[str, np.ndarray]]]:
-        """Returns the cohorts of the rounds."""
+        """Returns each round's cohort."""
         clients = ClientsInMemory(self.clients())
         draw = COHORT_SAMPLINGS[self.sampling](
             clients, len(self.domains), _CLIENTS_PER_ROUND, self.seed
@@ -247,11 +242,10 @@ class Combination:
         if "not finite" in self.odd_clients:
             spoiled = {**clients["c9"], "x": clients["c9"]["x"] * np.float32("nan")}
             first.append(spoiled)
-        # Secure and private sums are of one client at least.
+        # Secure and private sums need at least one client.
         return [cohort or [empty_client] for cohort in (first, *others)]
 
     def aggregation(self) -> Any:
-        """Returns the aggregation."""
         name = self.sums.removeprefix("tff/")
         if name != self.sums:
             aggregator: Any = UPDATE_AGGREGATORS[name].kind
@@ -266,7 +260,7 @@ class Combination:
 
 
 def _by_flag(options: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that are values of the options' flags."""
+    """Returns the settings whose names are flags of the options."""
     names = {flag.name for flag in option_flags(options)}
     return {name: value for name, value in settings.items() if name in names}
 
@@ -277,10 +271,7 @@ def _without(client: Mapping[str, np.ndarray], domains: Sequence[int]) -> dict[s
 
 
 def draw(seed: int) -> Combination:
-    """Returns a random combination, a function of the seed.
-
-    Neighbouring seeds have equal traces.
-    """
+    """Returns a random combination for a seed; neighbouring seeds share a group and its traces."""
     group = seed // SEEDS_PER_GROUP
     rng = np.random.default_rng([group, 0])
     algorithm = str(rng.choice(_ALGORITHMS))
@@ -312,7 +303,7 @@ def draw(seed: int) -> Combination:
 
 
 def _with_clients(combination: Combination) -> Combination:
-    """Returns the combination with random choices that no trace depends on."""
+    """Returns the combination with random choices of clients, on which no trace depends."""
     rng = np.random.default_rng([combination.seed, 3])
     odd_clients = ("empty", "not finite")[: 1 + combination.the_task.has_real_inputs]
     is_whole = len(combination.domains) == 1 or rng.random() < 0.6
@@ -325,7 +316,7 @@ def _with_clients(combination: Combination) -> Combination:
 
 
 def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) -> dict[str, Any]:
-    """Returns random settings that the package accepts together, and arguments of the builder."""
+    """Returns random settings and arguments of the builder that are valid together."""
     names = {*_by_flag(spec.options, _POOL), *builder_arguments(spec.build, _POOL)}
     likelihood = rng.choice([0.2, 0.5])
     settings: dict[str, Any] = {}

@@ -1,6 +1,7 @@
-"""Tiny tasks with labels of each kind, whose losses can be multiplied and shifted without a trace.
+"""Tiny tasks with labels of each kind, whose losses can be scaled and shifted without retracing.
 
-The factor and the constant are frozen weights: predictions contain them, for the loss.
+The factor and the shift are frozen weights. Predictions contain them, so that the loss can apply
+them.
 """
 
 import dataclasses
@@ -20,21 +21,21 @@ _FEATURES, _CLASSES, _IDS, _LENGTH = 3, 3, 5, 2
 _REAL = tf.TensorSpec([None, _FEATURES], tf.float32)
 _CLASS = tf.TensorSpec([None], tf.int32)
 _WORDS = tf.TensorSpec([None, _LENGTH], tf.int32)
-# (generator, number of examples) -> columns x and y.
+# Called with a generator and a number of examples; returns the columns x and y.
 _Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A linear model of one kind of labels.
+    """A linear model for one kind of labels.
 
     Attributes:
         specs: Specs of x and y.
         shapes: Shapes of the weights.
-        draw: Draws examples.
-        scores: (weights, x) -> scores, float [n, k].
-        loss: (labels, scores) -> losses, float [n].
-        can_be_scaled: Whether the model takes a factor and a constant of its losses.
+        draw: Called with a generator and a number; returns random examples x and y.
+        scores: Called with (weights, x); returns scores, float [n, k].
+        loss: Called with (labels, scores); returns losses, float [n].
+        can_be_scaled: Whether the model's losses can be scaled and shifted.
     """
 
     specs: Mapping[str, tf.TensorSpec]
@@ -46,11 +47,11 @@ class Task:
 
     @property
     def has_real_inputs(self) -> bool:
-        """Whether an input can be NaN."""
+        """Whether inputs are floats, which can be NaN."""
         return self.specs["x"].dtype.is_floating
 
     def model(self, seed: int, factor: float = 1.0, shift: float = 0.0) -> Model:
-        """Returns the model with random weights, whose losses are factor L + shift."""
+        """Returns the model with random weights and the losses factor * L + shift."""
         rng = np.random.default_rng(seed)
         weights = [rng.normal(size=shape).astype(np.float32) for shape in self.shapes]
         constants = np.array([factor, shift], np.float32)
@@ -80,7 +81,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EnsembleTask(Task):
-    """A task of FedBoost and AFLBoost: the mixture's loss is the package's."""
+    """A task of FedBoost and AFLBoost, with the package's mixture loss."""
 
     def model(self, seed: int, factor: float = 1.0, shift: float = 0.0) -> Model:
         """See `Task.model`."""
@@ -121,7 +122,7 @@ def _linear(weights: Any, x: tf.Tensor) -> tf.Tensor:
 
 
 def _word_scores(weights: Any, x: tf.Tensor) -> tf.Tensor:
-    # A gather, whose gradient is sparse.
+    # The gradient of `tf.gather` is sparse.
     return tf.reshape(tf.gather(weights[0], x), [-1, _LENGTH * _IDS])
 
 

@@ -1,7 +1,7 @@
-"""Two rounds with random combinations of choices, which satisfy the relations of `INVARIANTS`.
+"""Two rounds of random combinations of choices satisfy the relations in `INVARIANTS`.
 
-A draw is a function of its seed, which is the name of its test. RANDOM_COMBINATIONS=60:200 in the
-environment replaces the seeds by those from 60 to 199.
+A test's parameter is the seed of its combination. RANDOM_COMBINATIONS=60:200 in the environment
+selects the seeds 60 to 199.
 """
 
 import dataclasses
@@ -33,27 +33,27 @@ from tff_agnostic.program.options.flags import option_values
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
 _NUM_DRAWS = 60
-# Two algorithms' settings, with two draws of clients each.
+# Two groups of settings, each with two samples of clients.
 _QUICK = (44, 45, 56, 57)
-# Groups with the algorithm of another group, and with the same sums or simpler ones.
+# Groups that another group covers, with the same algorithm and the same sums or more complex ones.
 _NIGHTLY_GROUPS = (2, 4, 9)
 _FACTOR = 4.0
-# Ratio of losses that a histogram must distinguish after any shift.
+# Minimum ratio of losses that a histogram distinguishes after any shift.
 _MIN_RATIO = 1.06
-# Columns that are losses, other than those of the domains, or rates.
+# Prefixes of columns that are learning rates, or losses of other things than domains.
 _LOSSES_AND_RATES = ("threshold", "center", "unit_loss", "client_learning", "server_learning")
 
 
 class Run(NamedTuple):
-    """Two rounds.
+    """The results of two rounds.
 
     Attributes:
         combination: The choices.
         algorithm: The algorithm.
         training: The training in its runtime.
         cohorts: The cohorts.
-        states: The state before each round and after the last one.
-        columns: The reported columns of each round: the field and the value by name.
+        states: State before each round, and after the last round.
+        columns: Reported columns of each round: field and value by name.
     """
 
     combination: Combination
@@ -73,10 +73,10 @@ class Run(NamedTuple):
 
 
 class Bench:
-    """Running runtimes, and the trainings of one group of draws.
+    """Runs combinations, with cached trainings of one group.
 
     Args:
-        runtime: Returns a running runtime by name.
+        runtime: Called with a runtime's name; returns the started runtime.
         folder: Folder for checkpoints.
     """
 
@@ -92,9 +92,8 @@ class Bench:
         cohorts: Optional[Sequence[Any]] = None,
         state: Optional[Any] = None,
     ) -> Run:
-        """Runs cohorts from a state; by default the combination's cohorts, from its first state."""
+        """Runs cohorts from a state; by default the combination's cohorts and initial state."""
         algorithm = combination.build()
-        # A trace depends neither on clients nor on weights; the losses' constant is a weight.
         key = repr(combination.traced())
         if combination.group != self._group:
             self._group, self._trainings = combination.group, {}
@@ -117,15 +116,15 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Invariant:
-    """A relation between a run and another one.
+    """A relation between a run and a second run.
 
     Attributes:
-        holds: Whether the relation should hold for the combination of a run.
-        check: Makes the other run, and compares both.
-        tolerance: Largest difference of a value, relative to 1 plus its size; 0 for bits.
-        scope: The combinations for which it holds.
+        holds: Called with a run; returns whether the relation should hold for it.
+        check: Called with a bench, a run and the tolerance; makes the second run and compares both.
+        tolerance: Maximum difference of a value, relative to 1 plus its size; 0 for equal bits.
+        scope: Description of the combinations for which the relation holds.
         reason: Reason for the tolerance.
-        weight: Relative frequency among the relations that need a trace; 0 if it is always checked.
+        weight: Relative frequency among relations that need a new trace; 0 to check it always.
     """
 
     holds: Callable[[Run], bool]
@@ -155,7 +154,7 @@ def _assert_same(
     tolerance: float,
     change: Callable[[ReportField, np.ndarray, Any], Any] = lambda field, value, columns: value,
 ) -> None:
-    """Compares models and columns; `change` gives the expected value of a column."""
+    """Compares models and columns; `change` maps an expected column, or returns None to skip it."""
     _assert_same_models(actual, expected, tolerance)
     for t, (result, wanted) in enumerate(zip(actual.columns, expected.columns)):
         for name in result.keys() & wanted.keys():
@@ -170,7 +169,7 @@ def _check_client_order(bench: Bench, run: Run, tolerance: float) -> None:
 
 
 def _check_twice(bench: Bench, run: Run, tolerance: float) -> None:
-    # Double the last round only: in later rounds the window would count both copies of a client.
+    # Double only the last round, as the window would count both copies in later rounds.
     cohort, once = run.cohorts[-1], run._replace(columns=run.columns[-1:])
     twice = bench.run(run.combination, [[*cohort, *cohort]], run.states[-2])
 
@@ -213,7 +212,7 @@ def _check_shift(bench: Bench, run: Run, tolerance: float) -> None:
 
 
 def _measured(columns: Mapping[str, tuple[ReportField, np.ndarray]]) -> np.ndarray:
-    """Returns the number of examples of each domain with a loss in a round."""
+    """Returns each domain's number of examples with a measured loss."""
     names = ("kept_out/num_examples", "train/num_examples")
     return next(columns[name][1] for name in names if name in columns)
 
@@ -263,7 +262,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
     reordered = dataclasses.replace(
         combination, settings=settings, domains=tuple(combination.domains[k] for k in order)
     )
-    # A stratified draw would choose clients with other ids.
+    # Stratified sampling would sample other clients, so keep the run's cohorts.
     cohorts = [
         [{**client, "domain_id": to_new[client["domain_id"]]} for client in cohort]
         for cohort in run.cohorts
@@ -276,7 +275,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
 
 
 def _elsewhere(**changes: Any) -> Callable[[Bench, Run, float], None]:
-    """Returns the check that a run with other choices has the same results."""
+    """Returns a check that a run with the changed choices has the same results."""
 
     def check(bench: Bench, run: Run, tolerance: float) -> None:
         other = bench.run(dataclasses.replace(run.combination, **changes))
@@ -325,7 +324,7 @@ def _is_plain(run: Run) -> bool:
 
 
 def _is_mean(run: Run) -> bool:
-    """Whether sums have neither noise nor values that were cut to their bounds."""
+    """Whether sums have neither noise nor clipped values."""
     clipped = [
         value
         for columns in run.columns
@@ -336,7 +335,7 @@ def _is_mean(run: Run) -> bool:
 
 
 def _reads_no_order(run: Run) -> bool:
-    """Whether no draw depends on a hash of a client's examples, which includes the domains' ids."""
+    """Whether no random choice depends on a hash of a client's examples and domain ids."""
     values = option_values(run.combination.options)
     return not (
         values.get("client_shuffle", False)
@@ -351,7 +350,7 @@ def _draws_no_domain(run: Run) -> bool:
 
 
 def _separates_losses(run: Run) -> bool:
-    """Whether Delta-FL orders the clients by their losses, and by shifted ones too."""
+    """Whether Delta-FL orders clients equally by their losses and by shifted losses."""
     options = run.combination.options
     if options.theta == (1.0,):
         return True
@@ -391,7 +390,7 @@ def _ignores_shift(run: Run) -> bool:
         options.loss_estimate != "ratio" or "lambda_gradient" in combination.settings
     ):
         return False
-    # An absent domain's loss of 0 is not shifted.
+    # The shift does not change an absent domain's loss of 0.
     is_everywhere = all(np.all(_measured(columns) > 0) for columns in run.columns)
     return is_everywhere or options.lambda_.absent == "freeze"
 
@@ -537,10 +536,10 @@ INVARIANTS: Mapping[str, Invariant] = {
 
 
 def check_draw(bench: Bench, seed: int) -> list[str]:
-    """Returns the names of the invariants that a draw keeps.
+    """Returns the names of the checked invariants of a seed's combination.
 
     Raises:
-        AssertionError: With the draw and all broken invariants.
+        AssertionError: Lists the combination and all violated invariants.
     """
     combination = draw(seed)
     failures: dict[str, Exception] = {}
@@ -572,7 +571,7 @@ def _assert_sound(run: Run) -> None:
 
 
 def _chosen(run: Run) -> list[str]:
-    """Returns the invariants to check: those without a trace, and one of the others."""
+    """Returns the invariants to check: all without a new trace, and one of the others."""
     held = {name: row.weight for name, row in INVARIANTS.items() if row.holds(run)}
     drawn = {name: weight for name, weight in held.items() if weight}
     rng = np.random.default_rng([run.combination.group, 2])
@@ -583,7 +582,6 @@ def _chosen(run: Run) -> list[str]:
 
 @pytest.fixture(scope="module")
 def bench(request, tmp_path_factory):
-    """Returns runtimes, which start at their first use."""
     with running_runtimes(request) as get:
         yield Bench(get, tmp_path_factory.mktemp("checkpoints"))
 
@@ -607,10 +605,9 @@ def test_random_combination_keeps_invariants(bench, record_property, seed):
 
 
 @pytest.mark.slow
-def test_modes_agree_on_unmeasured_spoiled_client(bench):
-    # The client with values that are not finite has a single example, which is in none of the
-    # measured shares: its loss is finite and outside of the tail, but its trained weights are not
-    # finite.
+def test_modes_agree_on_unmeasured_non_finite_client(bench):
+    # The client with NaN inputs has a single example, which it does not measure its loss on. Its
+    # loss is therefore finite and below the threshold, but its trained weights are not finite.
     combination = Combination(
         seed=102,
         group=25,

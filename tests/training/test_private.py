@@ -1,4 +1,4 @@
-"""Private training without settings of runs: account, cohorts and statement."""
+"""Private training in the library: reported epsilon, noise, cohorts and invalid options."""
 
 import math
 
@@ -39,8 +39,8 @@ def _private(parts, clients_per_round=_CLIENTS, sampling="poisson", rounds=_ROUN
     algorithm, clients = parts
     plan = CohortPlan(clients, 2, rounds, clients_per_round, sampling)
     values = {"noise_multiplier": _Z, "delta": _DELTA, "limit_loss": 10.0, **options}
-    made = make_options(ServerNoiseOptions, **values)
-    return PrivateTraining("central", made, PlainSum(), algorithm, plan)
+    noise = make_options(ServerNoiseOptions, **values)
+    return PrivateTraining("central", noise, PlainSum(), algorithm, plan)
 
 
 def _train(parts, runtime, private, rounds=_ROUNDS, **settings):
@@ -58,9 +58,9 @@ def _train(parts, runtime, private, rounds=_ROUNDS, **settings):
 
 
 def _gaussian_epsilon(rounds: int) -> float:
-    """Returns epsilon of a composed Gaussian mechanism: Dong, Roth, Su 2019, corollary 2.13.
+    """Returns a composed Gaussian mechanism's epsilon by Dong, Roth, Su 2019, corollary 2.13.
 
-    Every client takes part in every round; neighbours lack one client.
+    Every client takes part in every round. Neighbouring data sets differ by one client.
     """
     mu, phi = math.sqrt(rounds) / _Z, stats.norm.cdf
 
@@ -86,7 +86,7 @@ def test_resumed_run_repeats_noise_and_cohorts(parts, streaming_runtime):
     first = _train(parts, streaming_runtime, _private(parts, clients_per_round=2), rounds=2)
     ends = []
     for _ in range(2):
-        # Another process draws another key; the key in the state counts.
+        # A new process draws a new noise key, but `resume_from` restores the state's key.
         private = _private(parts, clients_per_round=2)
         private.resume_from(first.state)
         ends.append(_train(parts, streaming_runtime, private, state=first.state))
@@ -110,7 +110,7 @@ def test_rejects_account_for_other_noise(parts, streaming_runtime):
         )
 
 
-def test_target_epsilon_gives_the_least_noise(parts):
+def test_target_epsilon_gives_minimum_noise(parts):
     private = _private(parts, noise_multiplier=None, target_epsilon=_gaussian_epsilon(_ROUNDS))
     assert private.noise_multiplier == pytest.approx(_Z, rel=5e-3)
 
@@ -124,6 +124,6 @@ def test_target_epsilon_gives_the_least_noise(parts):
         ({"delta": 0.5}, r"delta: expected more than 0 and less than"),
     ],
 )
-def test_rejects_options_that_do_not_fit(parts, changed, message):
+def test_rejects_invalid_noise_options(parts, changed, message):
     with pytest.raises(OptionError, match=f"^{message}"):
         _private(parts, **changed)

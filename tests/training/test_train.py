@@ -1,4 +1,4 @@
-"""Training in memory: problems from arrays, the loop of rounds, its observers, evaluations."""
+"""Training on arrays in memory: problems, the loop of rounds, observers and evaluation."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def _line() -> tf.keras.Model:
 
 
 def _arrays(num_clients: int = 6, labels: str = "classes") -> dict[str, dict[str, np.ndarray]]:
-    """Arrays with NumPy's default types, float64 and int64."""
+    """Returns clients' arrays with NumPy's default types, float64 and int64."""
     rng = np.random.default_rng(0)
     arrays = {}
     for k in range(num_clients):
@@ -53,7 +53,7 @@ def parts():
 
 
 class _Recorder(Observer):
-    """Records its calls; stops after a round, or fails in it."""
+    """An observer that records its calls, and stops after a given round or fails in it."""
 
     def __init__(self, seen, name="", stop_after=0, fail_in=0):
         self.seen, self.name = seen, name
@@ -125,7 +125,7 @@ def test_observers_see_rounds_and_end_in_reverse(parts, streaming_runtime):
     assert int(trained.state.round_num) == 2
 
 
-def test_observers_that_have_begun_end_with_the_error(parts, streaming_runtime):
+def test_observers_end_with_the_error(parts, streaming_runtime):
     algorithm, clients = parts
     seen = []
     observers = [_Recorder(seen, "a", fail_in=2), _Recorder(seen, "b")]
@@ -186,14 +186,14 @@ def test_diverged_model_raises_error(streaming_runtime):
         ({"x": np.full([3, 2], np.nan)}, r"client 0: x: expected finite numbers"),
     ],
 )
-def test_rejects_a_clients_bad_arrays(changed, message):
+def test_rejects_invalid_client_arrays(changed, message):
     good = {"x": np.zeros([3, 2]), "y": np.array([0, 1, 1]), "domain_id": np.zeros(3, int)}
     clients = {"client 0": {**good, **changed}, "a client": good}
     with pytest.raises(UserError, match=f"^{message}"):
         classification(_network, clients, ["even", "odd"])
 
 
-def test_evaluation_rejects_bad_arrays(parts, streaming_runtime):
+def test_evaluation_rejects_invalid_arrays(parts, streaming_runtime):
     algorithm, _ = parts
     weights = algorithm.problem.model.initial_weights
     for name, what in (("domain_id", "domain ids"), ("y", "labels")):
@@ -202,6 +202,6 @@ def test_evaluation_rejects_bad_arrays(parts, streaming_runtime):
             evaluate(algorithm.problem, weights, wrong, runtime=streaming_runtime)
 
 
-def test_problems_need_clients():
+def test_problem_without_clients_raises():
     with pytest.raises(UserError, match=r"^clients: expected at least one client, found none"):
         classification(_network, {}, ["even", "odd"])
