@@ -1,4 +1,4 @@
-"""A covering array: few rows with every allowed pair of choices of a training."""
+"""A covering array: few rows of a training's choices that contain every allowed pair of choices."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ FACTORS: Mapping[str, Sequence[str]] = {
     ),
     "privacy": ("none", "central", "tree", "distributed"),
     "aggregation": ("plain", "secure"),
-    # The client modes of the cohort runtime, and the other runtimes.
+    # Client modes of the cohort runtime, and other runtimes.
     "runtime": ("streamed", "vectorised", "tff", "ray"),
     "cohort_sampling": ("uniform", "stratified", "poisson", "turns"),
     "update_aggregator": ("none", "robust", "compressed", "dp", "secure"),
@@ -36,7 +36,7 @@ def _others(factor: str, value: str) -> list[Choice]:
     return [(factor, other) for other in FACTORS[factor] if other != value]
 
 
-# Pairs that commands refuse.
+# Pairs of choices that commands reject.
 REFUSED = frozenset(map(frozenset, _refused()))
 
 
@@ -46,11 +46,11 @@ def pairs(row: Row) -> set[frozenset[Choice]]:
 
 
 def _needed(row: Row) -> set[frozenset[Choice]]:
-    """Returns the row's pairs that the array must hold.
+    """Returns the row's pairs that must occur in the array.
 
-    Rows under an aggregator of TFF's, which gets an update and its weight whatever the algorithm,
-    agree with other rows only roughly. So an algorithm needs only one of these aggregators, and
-    other rows have its runtimes and sums.
+    With one of TFF's aggregators, results agree only roughly, and the aggregator does not depend on
+    the algorithm. An algorithm therefore needs only one of TFF's aggregators, and its pairs with
+    runtimes and sums must occur in rows without them.
     """
     if row["update_aggregator"] == "none":
         return pairs(row)
@@ -60,7 +60,7 @@ def _needed(row: Row) -> set[frozenset[Choice]]:
 
 
 def covering(first: Sequence[Row]) -> list[Row]:
-    """Returns the given rows, and greedily chosen ones until they have all needed pairs."""
+    """Returns the given rows, and greedily added rows until all needed pairs occur."""
     every = [dict(zip(FACTORS, values)) for values in itertools.product(*FACTORS.values())]
     allowed = [(row, _needed(row)) for row in every if not pairs(row) & REFUSED]
     missing = set().union(*(held for _, held in allowed)).difference(*map(_needed, first))

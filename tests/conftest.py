@@ -18,34 +18,33 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.tff import TffRuntime
 
-# TensorFlow reads these when it is first imported. There is a process of tests for each core.
+# TensorFlow reads these variables at its import. One thread each, as every core has a test process.
 for _name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# The width of help pages. A terminal has its own, and pytest-xdist sets another.
+# Fix the width of help pages, since terminals and pytest-xdist set different widths.
 os.environ["COLUMNS"] = "100"
 
-# The function that Python 3.11 calls in each `isinstance` with a protocol.
+# Python 3.11 calls this function in each `isinstance` with a protocol.
 _PROTOCOL_MEMBERS = "_get_protocol_attrs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--golden`."""
     parser.addoption("--golden", action="store_true", help="write the texts in tests/golden again")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Speeds up tracing of TensorFlow functions, on which tests spend most of their time."""
     golden.writes = config.getoption("--golden")
-    # Graphs are many small objects, and nearly all stay.
+    # Collect garbage rarely, as graphs are many small objects that mostly stay.
     gc.set_threshold(50_000, 20, 50)
-    # TensorFlow checks protocols for each value that it traces, which takes a tenth of the time.
+    # Cache the members of protocols: TensorFlow's checks take a tenth of the time of tracing.
     setattr(typing, _PROTOCOL_MEMBERS, functools.cache(getattr(typing, _PROTOCOL_MEMBERS)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the cases that `slow_cases` and `nightly_cases` name, before `-m` chooses by marks."""
+    """Applies the marks `slow_cases` and `nightly_cases` to their cases, before `-m` selects."""
     missing: dict[tuple[str, str], set[str]] = {}
     for item in items:
         for mark in item.iter_markers():
@@ -65,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Skips tests that ask for TensorFlow Federated where it is not installed."""
+    """Skips tests that need TensorFlow Federated if it is not installed."""
     report = yield
     if report.failed and call.excinfo and lacks_tff(call.excinfo.value):
         report.outcome, report.longrepr = "skipped", (str(item.path), 0, str(call.excinfo.value))
@@ -74,7 +73,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Skips files that import TensorFlow Federated where it is not installed."""
+    """Skips files that import TensorFlow Federated if it is not installed."""
     report = yield
     if report.failed and MISSING_TFF in str(report.longrepr) and not has_tff():
         report.outcome, report.longrepr = "skipped", (report.nodeid, 0, MISSING_TFF)
@@ -82,25 +81,25 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_sessionfinish() -> None:
-    """Spares pytest and Python a last search through all objects."""
+    """Avoids a last garbage collection of all objects."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def tff_runtime() -> Iterator[TffRuntime]:
-    """Returns a running `TffRuntime`, whose worker is TFF's current context."""
+    """A running `TffRuntime`, whose worker is TFF's current context."""
     tff = pytest.importorskip("tensorflow_federated")
     from tff_agnostic.runtimes.tff import TffRuntime
 
     with TffRuntime() as runtime:
-        # TFF's default context starts a worker that does not exit: no test may reach it.
+        # TFF's own default context would start a worker that never exits.
         tff.framework.set_default_context(tff.framework.get_context_stack().current)
         yield runtime
 
 
 @pytest.fixture(scope="session")
 def cohort_runtime() -> Iterator[CohortRuntime]:
-    """Returns a running `CohortRuntime` with its default options."""
+    """A running `CohortRuntime` with default options."""
     from tff_agnostic.runtimes.cohort import CohortRuntime
 
     with CohortRuntime() as runtime:
@@ -109,7 +108,7 @@ def cohort_runtime() -> Iterator[CohortRuntime]:
 
 @pytest.fixture(scope="session")
 def streaming_runtime() -> Iterator[CohortRuntime]:
-    """Returns a `CohortRuntime` that runs clients one by one, which is traced sooner."""
+    """A running `CohortRuntime` with streamed clients, whose tracing is faster."""
     from tff_agnostic.runtimes.cohort import CohortRuntime
     from tff_agnostic.runtimes.options import CohortOptions
 

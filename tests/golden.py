@@ -1,9 +1,9 @@
-"""Expected messages and pages: `./run test --golden TESTS` writes them again.
+"""Golden texts: expected messages and pages, which `./run test --golden TESTS` writes again.
 
-`tests/F/test_T.py` has the table `tests/golden/F/T.txt`, with a section for each test and a row for
-each case: `CASE => MESSAGE`. A test returns the message of a case; the table has the complete
-message, or its beginning and `...` where all names of a registry follow. A new case is a row
-without a message; read the row that `--golden` writes.
+The tests in `tests/F/test_T.py` have the table `tests/golden/F/T.txt`. It has a section per test
+and a row per case, `CASE => MESSAGE`. A test returns a case's message. A message in the table can
+end with `...`, which matches any rest, such as all names of a registry. To add a case, add a row
+without a message, run with `--golden` and check the written message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tff_agnostic.base.errors import UserError
 
 _TESTS = Path(__file__).parent
 _ARROW = " => "
-# Set by `--golden`.
+# Whether to write golden texts; `--golden` sets it.
 writes = False
 
 Test = Callable[..., str]
@@ -31,7 +31,7 @@ Compared = Callable[..., None]
 
 
 def values(test: Test) -> Test:
-    """Calls a test with each `case` of its section, literals of Python, with np, inf and nan."""
+    """Calls a test with each `case` of its section, a Python expression with np, inf and nan."""
 
     def value(text: str) -> Any:
         return eval(text, {"inf": math.inf, "nan": math.nan, "np": np})
@@ -40,12 +40,12 @@ def values(test: Test) -> Test:
 
 
 def arguments(test: Test) -> Test:
-    """Calls a test with the `arguments` of each case of its section, split as a shell does."""
+    """Calls a test with the `arguments` of each case of its section, split like a shell's."""
     return _with_cases(test, "arguments", _section(test), shlex.split)
 
 
 def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
-    """Calls a test with each value as `case`; the section has the names."""
+    """Calls a test with each value as `case`; the section's rows have the values' names."""
     cases = named if isinstance(named, Mapping) else {name: name for name in named}
 
     def decorated(test: Test) -> Test:
@@ -55,7 +55,7 @@ def cases(named: Mapping[str, Any] | Iterable[str]) -> Callable[[Test], Test]:
 
 
 def text(test: Test) -> Compared:
-    """Compares the text that a test returns with the file `tests/golden/F/T/TEST.txt`."""
+    """Compares a test's returned text with the file `tests/golden/F/T/TEST.txt`."""
     name = f"{test.__name__.removeprefix('test_')}.txt"
     path = _path(test).with_suffix("") / name
 

@@ -1,4 +1,4 @@
-"""Parameters of tests; some of them run only with `./run test -m nightly`."""
+"""Parameters of tests, some of which run only with `./run test -m nightly`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import pytest
 
 
 def usually(chosen: Collection[Any], every: Iterable[Hashable]) -> list[Any]:
-    """Returns the parameters of a test: those outside of `chosen` have the marker `nightly`.
+    """Returns a test's parameters, where values that are not in `chosen` are marked `nightly`.
 
-    Several values that belong together are a tuple in both.
+    Args:
+        chosen: Values, or tuples of values, that always run.
+        every: All values, or tuples of values.
 
     Raises:
-      ValueError: `every` lacks one of `chosen`.
+        ValueError: If a value in `chosen` is not in `every`.
     """
     values = list(every)
     if strangers := [value for value in chosen if value not in values]:
@@ -27,7 +29,7 @@ def _parameter(value: Any, marks: Any) -> Any:
 
 
 def selected(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
-    """Returns the values of a parameter in those tests of the fixture's module that run."""
+    """Returns a parameter's values in the selected tests of the fixture's module."""
     calls = (
         getattr(item, "callspec", None)
         for item in request.session.items

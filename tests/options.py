@@ -1,4 +1,4 @@
-"""Options from a mapping of flags to values, like the options of a command."""
+"""Builders of options from values by flag, as commands build them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tff_agnostic.runtimes.options import CohortOptions
 
 
 def make_options(kind: type, **values: Any) -> Any:
-    """Returns options of a class with values by flag: `make_options(FedAvg, client_epochs=2)`."""
+    """Returns a class's options from values by flag: `make_options(FedAvg, client_epochs=2)`."""
     unknown = set(values) - {flag.name for flag in option_flags(kind)}
     assert not unknown, f"{kind.__name__} has no {', '.join(sorted(unknown))}"
     return build(kind, values)

@@ -1,4 +1,4 @@
-"""Processes that tests start: their reactions to signals, and their ends."""
+"""Helpers of tests that start processes: default signals, children, and waiting."""
 
 import contextlib
 import signal
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
-# Even on a busy machine, only a hang takes this long.
+# Seconds to wait, more than a busy machine needs.
 _TIMEOUT_SECONDS = 300.0
 
 
 @contextlib.contextmanager
 def default_signals() -> Iterator[None]:
-    """Within the context, started processes react to Ctrl-C and a hang-up as in a terminal.
+    """Makes processes that start in the context react to SIGINT and SIGHUP.
 
-    Background jobs of a shell ignore SIGINT, and `nohup` ignores SIGHUP; children inherit both.
+    A shell's background jobs ignore SIGINT, and `nohup` ignores SIGHUP; children inherit both.
     """
     ignored = [
         number
@@ -24,7 +24,7 @@ def default_signals() -> Iterator[None]:
     ]
     try:
         for number in ignored:
-            # A signal with a handler gets its default action in a program that is started.
+            # `exec` resets a handled signal, unlike an ignored one, to its default action.
             signal.signal(number, lambda *_: None)
         yield
     finally:
@@ -33,7 +33,7 @@ def default_signals() -> Iterator[None]:
 
 
 def is_running(pid: int) -> bool:
-    """Returns whether a process runs; one that only waits to be reaped does not."""
+    """Returns whether a process runs; False for zombies."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -48,8 +48,8 @@ def child_processes(pid: int) -> list[int]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    """Waits for a condition; gives up after a time that only a hang can take."""
+    """Waits until a condition holds, and fails after `_TIMEOUT_SECONDS`."""
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)

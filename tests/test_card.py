@@ -1,4 +1,4 @@
-"""The user's card: TFF's form of a round, its runtime, devices, binaries, exports, API."""
+"""Requirements of the project: a round's form in TFF, runtime, devices, binaries and exports."""
 
 import json
 import os
@@ -33,7 +33,7 @@ _ABSENT = [kind for kind in ("gpu", "tpu") if not tf.config.list_logical_devices
 
 @pytest.fixture(scope="module")
 def call(tff_runtime: Any) -> Caller:
-    """Calls commands in this process, which run rounds in TFF only."""
+    """A caller of commands in this process, with only TFF as a runtime."""
     return Caller({"tff": tff_runtime})
 
 
@@ -105,7 +105,7 @@ _TASKS = {
 
 
 @pytest.mark.parametrize("kind", _TASKS)
-def test_two_rounds_in_tff(call, tmp_path, kind):
+def test_command_trains_two_rounds_in_tff(call, tmp_path, kind):
     write, *flags = _TASKS[kind]
     run = tmp_path / "run"
     call.ok(
@@ -121,8 +121,8 @@ def test_two_rounds_in_tff(call, tmp_path, kind):
 # --- Devices and binaries
 
 
-def test_logical_devices_change_no_bit():
-    """Three logical devices in another process, all with clients, and one in this process."""
+def test_device_count_keeps_streamed_results_identical():
+    """Another process uses three logical devices, and this process uses one."""
     output = _process_output("-m", "tests.runtimes.on_devices", "3", "streamed")
     on_three = json.loads(output.splitlines()[-1])
     assert on_three["devices"] == on_three["used"] == 3
@@ -130,7 +130,7 @@ def test_logical_devices_change_no_bit():
 
 
 @pytest.mark.parametrize("kind", _ABSENT)
-def test_absent_device_is_refused(call, tmp_path, monkeypatch, kind):
+def test_absent_device_raises_user_error(call, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     message = call.refused(tmp_path, train, *TOY, f"--device={kind}", "--xla")
     assert message.startswith(
@@ -138,7 +138,7 @@ def test_absent_device_is_refused(call, tmp_path, monkeypatch, kind):
     )
 
 
-def test_binary_trains_and_its_export_is_executed(call, tmp_path):
+def test_trained_export_runs_in_plan_runner(call, tmp_path):
     run, plan = tmp_path / "run", tmp_path / "plan"
     _process_output(str(ROOT / "binaries" / "train.py"), *TOY, "--rounds=1", f"--output_dir={run}")
     call.ok(export, f"--checkpoint={run}", "--profile=secure", f"--output_dir={plan}")
@@ -151,13 +151,13 @@ def test_binary_trains_and_its_export_is_executed(call, tmp_path):
 
 
 def test_tensorflow_privacy_noise_reaches_the_model(tff_runtime):
-    """Three clients of equal weights, so that the mean has a third of the noise of their sum."""
+    """Three clients have equal weights, so the mean's noise is a third of the sum's noise."""
     clip_norm, noise_multiplier, num_clients = 0.01, 1.3, 3
     query = tfp.GaussianSumQuery(clip_norm, noise_multiplier * clip_norm)
     factory = tff.aggregators.UnweightedMeanFactory(
         tff.aggregators.DifferentiallyPrivateFactory(query)
     )
-    # The weights of a round add up to 1.
+    # With these counts, the clients' weights add up to 1.
     algorithm = build(
         "agnostic_fed_avg", logistic_regression(300, 10), 3, initial_counts=(9.0,) * 3
     )
@@ -174,7 +174,7 @@ def test_tensorflow_privacy_noise_reaches_the_model(tff_runtime):
         steps.append(np.concatenate([np.ravel(after - w) for after, w in pairs]))
     expected = noise_multiplier * clip_norm / num_clients
     for step in steps:
-        # The standard error of 3,010 draws is 1.3%; the mean update adds less than 0.1%.
+        # With 3,010 values, the standard error is 1.3%. The mean update adds less than 0.1%.
         assert np.std(step) == pytest.approx(expected, rel=0.06)
     assert abs(np.corrcoef(steps)[0, 1]) < 0.1
 
@@ -183,11 +183,11 @@ def test_tensorflow_privacy_noise_reaches_the_model(tff_runtime):
 
 
 @pytest.mark.parametrize(
-    "place",
+    "path",
     [
         *("BUILD", "WORKSPACE", "binaries", "tests", "tff_agnostic"),
         *("tff_agnostic/computations/BUILD", "tff_agnostic/tasks/BUILD"),
     ],
 )
-def test_place_exists(place):
-    assert (ROOT / place).exists()
+def test_required_path_exists(path):
+    assert (ROOT / path).exists()

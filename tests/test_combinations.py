@@ -1,7 +1,4 @@
-"""Rows with all pairs of choices: each trains, resumes, and agrees with streamed plain sums.
-
-`combinations.py` chooses the rows.
-"""
+"""Each row of `combinations.py` trains, resumes, and agrees with streamed plain sums."""
 
 import itertools
 from typing import Any
@@ -27,9 +24,8 @@ from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.runtimes import cohort
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 
-# The first three are not slow. In the seventh, clients with the same examples add noise in TFF; the
-# eighth has a secure aggregator of TFF's in a round of two steps. Each row has as many pairs as
-# possible that earlier rows lack, so that the second half adds few.
+# First rows of the array; only the first three are not slow. In the seventh row, clients with equal
+# examples add noise in TFF. The eighth row has TFF's secure aggregator in a round with two steps.
 _CHOSEN = [
     dict(zip(FACTORS, row.split("-")))
     for row in (
@@ -54,7 +50,7 @@ _SECURE = make_options(
 )
 _CLIENTS_PER_ROUND = 4
 
-# Each client shares its examples with another client, but must not share its noise.
+# Each client has the same examples as another client, but must not have the same noise.
 _CLIENTS = ClientsInMemory(
     (f"c{k}", random_client(np.random.default_rng(k % 6), 1 + k % 6, [k % 3, (k + 1) % 3]))
     for k in range(12)
@@ -63,13 +59,13 @@ _CLIENTS = ClientsInMemory(
 
 @pytest.fixture(scope="module")
 def runtimes(request):
-    """Returns the running runtime of a value of the factor."""
+    """A function that returns a started runtime by the factor's value."""
     with running_runtimes(request) as get:
         yield get
 
 
 def _cohorts(sampling: str) -> list[list[Any]]:
-    """Returns three cohorts; the first also has an empty client and one that is not finite."""
+    """Returns three cohorts; the first also has an empty client and a client with NaN."""
     draw = COHORT_SAMPLINGS[sampling](_CLIENTS, 3, _CLIENTS_PER_ROUND, 7)
     first, *others = ([_CLIENTS[client] for client in draw(t)] for t in (1, 2, 3))
     return [[*first, empty_client(), spoiled_client(np.nan)], *others]
@@ -91,7 +87,7 @@ def _aggregation(row: Row) -> Any:
 
 
 def _reference(row: Row) -> Any:
-    """Returns the row's noise on plain sums, or on secure sums if clients add the noise."""
+    """Returns the row's aggregation on plain sums, or on secure sums if clients add the noise."""
     is_distributed = row["privacy"] == "distributed"
     return _aggregation(
         {
@@ -108,7 +104,7 @@ def _marked(number: int, row: Row) -> Any:
 
 
 @pytest.mark.parametrize("row", [_marked(*entry) for entry in enumerate(_ROWS)])
-def test_row_resumes_and_agrees(row, runtimes, tmp_path):
+def test_row_resumes_and_matches_streamed_sums(row, runtimes, tmp_path):
     algorithm, cohorts = build(row["algorithm"]), _cohorts(row["cohort_sampling"])
     training = runtimes(row["runtime"]).training(algorithm, _aggregation(row))
     if row["aggregation"] == "secure":
@@ -123,7 +119,7 @@ def test_row_resumes_and_agrees(row, runtimes, tmp_path):
     if row["update_aggregator"] != "dp":
         assert_identical(run_rounds(training, cohorts)[0], state)
 
-    # The checks of the guarantees compile a TFF process; they have passed for the row's own sums.
+    # Skip checks of guarantees, which compile a TFF process; the row's own sums have passed them.
     with mock.patch.object(cohort, "check_rounds", return_value=None):
         simple = runtimes("streamed").training(algorithm, _reference(row))
     expected, expected_reports = run_rounds(simple, cohorts)
@@ -136,9 +132,9 @@ def test_row_resumes_and_agrees(row, runtimes, tmp_path):
     else:
         start = _weights(algorithm, training.initialize())
         step, plain_step = (_weights(algorithm, s) - start for s in (state, expected))
-        # These aggregators clip updates: steps are shorter, with nearly the same direction.
+        # TFF's aggregators clip updates, so steps are shorter and nearly keep their direction.
         lengths = np.linalg.norm(step), np.linalg.norm(plain_step)
-        # With noise the initial clip norm is 0.1, and clients have equal weights in the mean.
+        # With DP the clip norm starts at 0.1, and clients have equal weights in the mean.
         is_tight = row["update_aggregator"] == "dp"
         assert step @ plain_step > (0.5 if is_tight else 0.8) * lengths[0] * lengths[1]
         assert (0.01 if is_tight else 0.2) * lengths[1] < lengths[0] < 1.05 * lengths[1]
@@ -155,7 +151,7 @@ def _weights(algorithm: Any, state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(w) for w in weights])
 
 
-def test_rows_hold_every_algorithm_with_every_privacy():
+def test_rows_pair_every_algorithm_and_privacy():
     assert len(_ROWS) <= 56
     met = set().union(*map(pairs, _ROWS))
     assert not met & REFUSED
@@ -183,7 +179,7 @@ def test_refused_pair_raises_user_error(tmp_path, monkeypatch, pair):
         row["aggregation"] = "secure"
     row.update(pair)
     flags = [flag for choice in row.items() for flag in _FLAGS[choice]]
-    # Aggregators of TFF's are refused before a runtime, such as Ray, starts.
+    # Commands reject TFF's aggregators before a runtime, such as Ray, starts.
     call = Caller(None if "update_aggregator" in row else {})
     message = call.refused(tmp_path, train, *TOY, *flags)
     assert any(f"--{choice[0]}" in message for choice in pair), message

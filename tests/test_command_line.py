@@ -1,4 +1,4 @@
-"""Flag files, and flags with one value each."""
+"""Parsing of command lines: flag files, and flags that occur twice."""
 
 import os
 
@@ -9,7 +9,7 @@ from tests import golden
 from tff_agnostic.program.options.process import parse, split_flag_files
 
 
-def test_flag_file_lines_equal_absls(tmp_path):
+def test_flag_files_are_read_like_absls(tmp_path):
     inner, outer = tmp_path / "inner.flags", tmp_path / "outer.flags"
     inner.write_text("--q=0.1\n")
     outer.write_text(
@@ -53,7 +53,7 @@ def defined() -> flags.FlagValues:
     return defined
 
 
-def test_command_line_wins_over_flag_files(defined):
+def test_command_line_overrides_flag_files(defined):
     parse(["--seed=1", "--seed=2", "--noshuffle", "--override=a"], defined, once=False)
     assert parse(["--seed=3", "digits"], defined) == ["digits"]
     assert (defined.seed, defined.shuffle, defined.override) == (3, False, ["a"])
@@ -64,7 +64,7 @@ def test_command_line_wins_over_flag_files(defined):
     "arguments",
     [["--seed=1", "--seed=2"], ["--seed", "1", "-seed", "2"], ["--shuffle", "--noshuffle"]],
 )
-def test_second_flag_value_is_rejected(defined, arguments):
+def test_rejects_second_value_of_a_flag(defined, arguments):
     with pytest.raises(flags.IllegalFlagValueError, match="already defined"):
         parse(arguments, defined)
     parse(["--override=a", "--override=b"], defined)

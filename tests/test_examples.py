@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the library's public names, run by doctest."""
+"""The examples in the public names' docstrings print their outputs."""
 
 import doctest
 import sys
@@ -11,7 +11,7 @@ import tff_agnostic
 
 @pytest.fixture(scope="module")
 def scope(streaming_runtime):
-    """Returns the names that examples share: arrays of four clients, and a problem with them."""
+    """The variables that examples use: arrays of four clients, a problem, and others."""
     keras = pytest.importorskip("tensorflow").keras
     from tff_agnostic.models import logistic_regression
 
@@ -38,7 +38,6 @@ def scope(streaming_runtime):
     return names | {"problem": problem, "clients": clients, "algorithm": algorithm}
 
 
-# TFF traces for seconds.
 @pytest.mark.slow_cases("build_learning_process")
 @pytest.mark.parametrize("name", tff_agnostic.__all__)
 def test_example_prints_its_output(scope, name):

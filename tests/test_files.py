@@ -1,4 +1,4 @@
-"""Files that are either complete or absent."""
+"""Helpers of files: atomic writes, folders, readers, and digests."""
 
 import errno
 import math
@@ -36,34 +36,27 @@ def _fail_with(code: int):
     return fail
 
 
-def test_file_replaces_earlier_file(tmp_path):
+def test_file_is_replaced_when_complete(tmp_path):
     path = tmp_path / "a.txt"
-    write_text(path, "old")
-    write_text(path, "new, with ümlaut")
-    assert path.read_text(encoding="utf-8") == "new, with ümlaut"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_old_content_stays_until_complete(tmp_path):
-    path = tmp_path / "a.txt"
-    write_text(path, "old")
+    write_text(path, "old, with ümlaut")
     with atomic_file(path) as file:
         file.write(b"new")
         file.flush()
-        assert path.read_text() == "old"
+        assert path.read_text(encoding="utf-8") == "old, with ümlaut"
         (other,) = set(tmp_path.iterdir()) - {path}
         assert is_temporary(other)
     assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_secret_files_are_for_their_owner(tmp_path):
+def test_secret_files_have_owner_only_mode(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    # The leftover of a killed process that had this process's id.
+    # A killed process with the same id can leave a temporary file.
     temporary_path(path).touch(mode=0o666)
     before = os.umask(0)
     try:
@@ -111,7 +104,7 @@ def test_writing_to_a_folder_raises_user_error(tmp_path, monkeypatch, name):
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
 
-def test_folders_are_made_with_their_parents(tmp_path):
+def test_make_folder_creates_parents(tmp_path):
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
@@ -120,7 +113,7 @@ def test_folders_are_made_with_their_parents(tmp_path):
         make_folder(tmp_path / "file")
 
 
-def test_unused_folder_is_removed(tmp_path):
+def test_folder_is_removed_if_nothing_was_written(tmp_path):
     for path in (tmp_path / "a" / "b", tmp_path):
         with pytest.raises(KeyboardInterrupt), folder_to_write_in(path):
             assert path.is_dir()
@@ -134,18 +127,18 @@ def test_unused_folder_is_removed(tmp_path):
         check_can_be_made(tmp_path / "a" / "file" / "c", "output")
 
 
-def test_json_has_null_for_what_is_not_finite():
+def test_non_finite_numbers_are_null_in_json():
     assert [finite_or_none(v) for v in (0.5, math.nan, math.inf, -math.inf)] == [0.5, *[None] * 3]
 
 
 @golden.values
-def test_json_that_is_none(tmp_path, case):
+def test_rejects_invalid_json(tmp_path, case):
     path = tmp_path / "a.json"
     path.write_bytes(case)
     return golden.refusal(read_json, path)
 
 
-def test_texts_are_read_from_files_only(tmp_path):
+def test_read_text_rejects_everything_except_files(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     no_file = "a text, found a pipe, a socket or a device"
     for path, actual in (
@@ -175,18 +168,18 @@ def test_large_file_is_rejected(tmp_path):
         ("run\udcff", r"a path in UTF-8, found b'run\xff'"),
     ],
 )
-def test_names_that_no_file_can_have(name, actual):
+def test_rejects_invalid_file_names(name, actual):
     assert golden.refusal(named_path, "--output_dir", name) == f"--output_dir: expected {actual}"
 
 
 @pytest.mark.parametrize("content", ["[]", "3", "null", '"a"'])
-def test_json_that_is_no_object(tmp_path, content):
+def test_rejects_json_other_than_objects(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError, match=r"a.json: expected a JSON object, found \w+$"):
         read_json(tmp_path / "a.json")
 
 
-def test_only_our_files_are_temporary():
+def test_only_own_temporary_names_are_temporary():
     assert is_temporary(Path("x/.metrics.csv.123.tmp"))
     assert is_temporary(temporary_path(Path("x/metrics.csv")))
     for name in ("metrics.csv", ".hidden", "a.tmp", ".a.tmp", "a.1.tmp"):
@@ -194,7 +187,7 @@ def test_only_our_files_are_temporary():
 
 
 def test_equal_contents_have_equal_digests(tmp_path):
-    # The content is longer than one read.
+    # The content needs several reads.
     content = bytes(range(256)) * 5000
     for name, changed in (("a", content), ("b", content), ("c", content[:-1] + b"x")):
         (tmp_path / name).write_bytes(changed)

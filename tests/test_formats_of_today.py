@@ -1,8 +1,8 @@
-"""Results of a short run of each algorithm, equal to recorded numbers up to 1e-4.
+"""A short run of each algorithm equals recorded numbers up to 1e-4.
 
-Other tests compare algorithms with their papers. These tests fail if unchanged flags lead to other
-results, for example due to another order of clients, default or initial model. `pytest --golden
-tests/test_formats_of_today.py` records new numbers.
+Other tests compare algorithms with their papers. These tests fail if the same flags give other
+results, for example due to another default or order of clients. To record new numbers, run
+`pytest --golden tests/test_formats_of_today.py`.
 """
 
 import json
@@ -50,7 +50,7 @@ def call(cohort_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def texts(call: Caller, tmp_path_factory) -> Path:
-    """A folder with a store of two domains and the base predictors of its domains."""
+    """A folder with a store of two domains, and base predictors of both domains."""
     folder = tmp_path_factory.mktemp("texts")
     records = []
     for k in range(12):
@@ -63,7 +63,7 @@ def texts(call: Caller, tmp_path_factory) -> Path:
 
 
 def _train(call: Caller, name: str, folder: Path, *flags: str) -> dict[str, np.ndarray]:
-    """Trains, and returns the pinned columns of metrics.csv."""
+    """Runs the command `train`, and returns the pinned columns of metrics.csv."""
     call.ok(train, *_RUNS[name], f"--output_dir={folder}", *flags)
     history = read_history(folder / "metrics.csv")
     return {name: values for name, values in history.items() if name.startswith(_COLUMNS)}

@@ -1,4 +1,4 @@
-"""Packages that are imported at their first use."""
+"""Lazy imports of large packages."""
 
 import pickle
 import subprocess
@@ -17,12 +17,12 @@ def test_lazy_attributes_equal_the_packages():
         _ = later.tf.no_such_name
 
 
-def test_other_processes_get_the_package_itself():
+def test_lazy_package_is_pickled_as_the_package():
     assert pickle.loads(pickle.dumps(later.tf)) is tensorflow
 
 
 @pytest.mark.slow
-def test_concurrent_threads_import_once():
+def test_concurrent_threads_share_one_import():
     script = """
 import threading
 from tff_agnostic.base.later import scipy
@@ -42,8 +42,8 @@ print(len(found), len(set(map(id, found))))
 
 
 @pytest.mark.slow
-def test_tensorflow_is_imported_without_collections(tmp_path):
-    # A substitute module, which records the state of the garbage collector during its import.
+def test_tensorflow_is_imported_without_garbage_collection(tmp_path):
+    # A fake package, which records whether garbage collection is on during its import.
     (tmp_path / "tensorflow.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
     script = f"""
 import gc, sys

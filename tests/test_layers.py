@@ -1,6 +1,6 @@
-"""The layers of the package: imports point down, and the library knows no flag and no run folder.
+"""The package's layers: folders import only lower folders, and the library has no flags or prints.
 
-docs/how_to/extend.md lists the folders; a folder imports from folders below it.
+docs/how_to/extend.md lists the folders from top to bottom.
 """
 
 import ast
@@ -8,17 +8,21 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Callable
 
 import pytest
+
+# Called with a module's syntax tree and folder; yields the module's faults.
+Faults = Callable[[ast.AST, str], Iterator[str]]
 
 _PACKAGE = "tff_agnostic"
 _CHECKOUT = Path(__file__).parents[1]
 _ROOT = _CHECKOUT / _PACKAGE
-# The highest folder of the library.
+# The library's highest folder.
 _HIGHEST = "deployment"
 _FORBIDDEN_MODULES = {"absl.flags", "absl.app", "argparse", "tqdm", "tensorboard"}
 _FLAG = re.compile(r"(^|[\s`(\"'=])--[a-z]")
-# Folders with a file format, or with the JSON in which Keras states a layer.
+# Folders that may import json, for file formats or Keras configurations.
 _READS_JSON = ("base", "data", "saving", "deployment", "importing", "models")
 
 
@@ -35,7 +39,7 @@ _LIBRARY = {name for name, height in _HEIGHTS.items() if height <= _HEIGHTS[_HIG
 
 
 def _folder(parts: tuple[str, ...]) -> str:
-    """Returns the folder of a module from the parts of its name in the package."""
+    """Returns a module's folder from the parts of the module's name in the package."""
     if parts[0] == "program":
         return "/".join(parts[:2]) if "/".join(parts[:2]) in _HEIGHTS else "program"
     return parts[0]
@@ -44,14 +48,14 @@ def _folder(parts: tuple[str, ...]) -> str:
 def _modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(_ROOT.rglob("*.py")):
         parts = path.relative_to(_ROOT).with_suffix("").parts
-        # The names of packages for Python users are imported on first use.
+        # Skip packages' public names, which are imported at first use.
         if len(parts) > 1 and parts != ("program", "__init__"):
             yield _folder(parts), path
     yield from (("binaries", path) for path in sorted((_CHECKOUT / "binaries").glob("*.py")))
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yields line and name of each import of a module."""
+    """Yields the line and the name of each import in a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -59,13 +63,13 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-# Modules of plan_runner that a folder may import; folders without an entry import none.
+# Modules of plan_runner that a folder may import; other folders may import none.
 _RUNNER_MODULES = {
     "binaries": ("cli",),
     "deployment": ("plan_pb2",),
     "program/commands": ("errors", "export.DEFAULT_LIMITS", "play.read_server_state"),
 }
-# Packages that the modules of a folder may import, next to the standard library.
+# Packages that a folder may import, in addition to the standard library.
 _ALLOWED = {
     "plan_runner": ("plan_runner", "absl", "flatbuffers", "google", "numpy", "tensorflow"),
     "fleet/secure_aggregation": ("fleet.secure_aggregation", "cryptography", "numpy"),
@@ -75,7 +79,7 @@ _ALLOWED = {
     ),
     "fleet": (
         *("fleet", "plan_runner", "cryptography", "flwr", "google", "httpx", "numpy"),
-        # In the process that runs graphs.
+        # Only for the process that runs graphs.
         *("starlette", "tensorflow", "uvicorn"),
     ),
 }
@@ -86,7 +90,7 @@ def _is_within(name: str, modules: Iterable[str]) -> bool:
 
 
 def _runner_imports(tree: ast.AST, folder: str) -> Iterator[str]:
-    """Yields the imports of plan_runner and fleet that a folder of the project may not have."""
+    """Yields a folder's forbidden imports of plan_runner and fleet."""
     modules = [f"plan_runner.{name}" for name in _RUNNER_MODULES.get(folder, ())]
     for line, name in _imported(tree):
         if name.split(".")[0] in ("fleet", "plan_runner") and not _is_within(name, modules):
@@ -94,7 +98,7 @@ def _runner_imports(tree: ast.AST, folder: str) -> Iterator[str]:
 
 
 def _foreign_imports(tree: ast.AST, folder: str) -> Iterator[str]:
-    """Yields the imports of a folder outside of the project that `_ALLOWED` does not have."""
+    """Yields the imports that `_ALLOWED` does not list for a folder."""
     for line, name in _imported(tree):
         is_standard = name.split(".")[0] in sys.stdlib_module_names
         if not is_standard and not _is_within(name, _ALLOWED[folder]):
@@ -102,7 +106,7 @@ def _foreign_imports(tree: ast.AST, folder: str) -> Iterator[str]:
 
 
 def _upward_imports(tree: ast.AST, folder: str) -> Iterator[str]:
-    """Yields the imports of a module that do not point down."""
+    """Yields a module's imports of folders that are not below its own folder."""
     for line, name in _imported(tree):
         parts = name.split(".")
         other = parts[0]
@@ -113,9 +117,9 @@ def _upward_imports(tree: ast.AST, folder: str) -> Iterator[str]:
 
 
 def _faults(tree: ast.AST, folder: str) -> Iterator[str]:
-    """Yields the faults of a module of the library."""
+    """Yields a library module's forbidden imports, prints, exits and flags."""
     for line, name in _imported(tree):
-        if any(name == module or name.startswith(f"{module}.") for module in _FORBIDDEN_MODULES):
+        if _is_within(name, _FORBIDDEN_MODULES):
             yield f"line {line}: imports {name}"
         if name.split(".")[0] == "json" and folder not in _READS_JSON:
             yield f"line {line}: imports json"
@@ -130,7 +134,7 @@ def _faults(tree: ast.AST, folder: str) -> Iterator[str]:
 
 
 def _texts(tree: ast.AST) -> Iterator[ast.Constant]:
-    """Yields the strings of a module that are not docstrings."""
+    """Yields a module's strings, except docstrings."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -149,33 +153,28 @@ def test_every_folder_has_a_height():
     assert folders == {*_HEIGHTS}
 
 
-def test_imports_point_down_only():
+def _assert_no_faults(modules: Iterable[tuple[str, Path]], faults: Faults) -> None:
     wrong = [
         f"{path.relative_to(_CHECKOUT)}: {fault}"
-        for folder, path in _modules()
-        for fault in _upward_imports(ast.parse(path.read_text()), folder)
+        for folder, path in modules
+        for fault in faults(ast.parse(path.read_text()), folder)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_folders_import_only_lower_folders():
+    _assert_no_faults(_modules(), _upward_imports)
 
 
 def test_project_imports_few_plan_runner_modules():
-    wrong = [
-        f"{path.relative_to(_CHECKOUT)}: {fault}"
-        for folder, path in _modules()
-        for fault in _runner_imports(ast.parse(path.read_text()), folder)
-    ]
-    assert not wrong, "\n".join(wrong)
+    _assert_no_faults(_modules(), _runner_imports)
 
 
 @pytest.mark.parametrize("folder", _ALLOWED)
-def test_plan_runner_and_fleet_keep_their_borders(folder):
+def test_plan_runner_and_fleet_import_allowed_packages(folder):
     paths = sorted((_CHECKOUT / folder).glob("*.py"))
-    wrong = [
-        f"{path.relative_to(_CHECKOUT)}: {fault}"
-        for path in paths
-        for fault in _foreign_imports(ast.parse(path.read_text()), folder)
-    ]
-    assert paths and not wrong, "\n".join(wrong)
+    assert paths
+    _assert_no_faults([(folder, path) for path in paths], _foreign_imports)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_plan_runner_and_fleet_keep_their_borders(folder):
         ("from plan_runner.errors import PlanError", "fleet/secure_aggregation"),
     ],
 )
-def test_an_import_across_a_border_is_found(line, folder):
+def test_forbidden_import_in_folder_is_found(line, folder):
     assert [*_foreign_imports(ast.parse(line), folder)]
 
 
@@ -199,14 +198,8 @@ def test_deployment_imports_plan_messages_only(line):
     assert not [*_runner_imports(ast.parse("from plan_runner import plan_pb2"), "deployment")]
 
 
-def test_the_library_knows_no_flag_and_no_printing():
-    faults = [
-        f"{path.relative_to(_ROOT)}: {place}"
-        for folder, path in _modules()
-        if folder in _LIBRARY
-        for place in _faults(ast.parse(path.read_text()), folder)
-    ]
-    assert not faults, "\n".join(faults)
+def test_library_has_no_flags_and_prints():
+    _assert_no_faults(((f, path) for f, path in _modules() if f in _LIBRARY), _faults)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +217,6 @@ def test_the_library_knows_no_flag_and_no_printing():
         "import sys; sys.exit(1)",
     ],
 )
-def test_a_planted_line_is_found(line):
+def test_forbidden_line_in_library_is_found(line):
     tree = ast.parse(line)
     assert [*_faults(tree, "computations"), *_upward_imports(tree, "computations")]

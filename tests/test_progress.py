@@ -1,4 +1,4 @@
-"""Progress of long work: lines without a terminal, and the time left."""
+"""Progress of long work: lines, bars in a terminal, and the estimated time left."""
 
 import time
 
@@ -12,11 +12,11 @@ from tff_agnostic.program.progress import LongWork, duration, progress_line, sec
     ("seconds", "text"),
     [(0.4, "0 s"), (119, "119 s"), (121, "2 min"), (7100, "118 min"), (12_000, "3 h 20 min")],
 )
-def test_times_have_one_or_two_units(seconds, text):
+def test_duration_has_one_or_two_units(seconds, text):
     assert duration(seconds) == text
 
 
-def test_time_left_follows_time_spent():
+def test_progress_line_estimates_the_time_left():
     assert seconds_left(3, 12, 100) == 300
     assert seconds_left(0, 12, 100) is None
     actual = progress_line("compare", 3, 12, "trials", 150, step="fed_avg, trial 2")
@@ -34,7 +34,7 @@ def test_time_left_follows_time_spent():
     assert actual == "import: 100% of 120 MB, 20 s so far (sorting by client)"
 
 
-def test_lines_continue_during_a_long_part(capfd, monkeypatch):
+def test_lines_repeat_during_a_long_trial(capfd, monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     with LongWork("compare", 4, "trials") as work:
         work.update()
@@ -46,7 +46,7 @@ def test_lines_continue_during_a_long_part(capfd, monkeypatch):
     assert lines[-1].endswith("(trial 2)")
 
 
-def test_short_work_and_hidden_work_have_no_line(capfd, monkeypatch):
+def test_short_or_hidden_work_prints_nothing(capfd, monkeypatch):
     with LongWork("import", 100, "B") as work:
         work.update(100)
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.001)
@@ -55,19 +55,19 @@ def test_short_work_and_hidden_work_have_no_line(capfd, monkeypatch):
     assert capfd.readouterr().err == ""
 
 
-def test_steps_within_a_part_count(capfd, monkeypatch):
+def test_time_left_counts_steps_within_trials(capfd, monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     now = iter([100.0])
     monkeypatch.setattr("time.monotonic", lambda: next(now, 160.0))
     with LongWork("compare", 5, "trials", done=1) as work:
         work.within(1, 2)
         time.sleep(0.1)
-    # 60 seconds for half a trial of four; an unfinished trial does not count as done.
+    # Half of the first of four trials took 60 s; an unfinished trial does not count as done.
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1] == "compare: 1 of 5 trials, 60 s so far, about 7 min left"
 
 
-def test_a_terminal_has_a_bar(capfd, monkeypatch):
+def test_terminal_shows_a_bar(capfd, monkeypatch):
     monkeypatch.setattr(progress, "is_shown", lambda: True)
     with LongWork("compare", 4, "trials") as work:
         work.within(1, 2)

@@ -1,4 +1,4 @@
-"""Stateless seeds of clients."""
+"""Stateless random numbers: clients' seeds, random orders, and Poisson numbers."""
 
 import math
 
@@ -27,7 +27,7 @@ def _seed(client, round_seed=_ROUND) -> int:
     return int(client_seeds(round_seed, single(client)))
 
 
-def test_equal_data_have_equal_seeds():
+def test_clients_with_equal_data_have_equal_seeds():
     assert _seed(_client()) == _seed(_client())
 
 
@@ -50,24 +50,24 @@ def test_seed_ignores_the_group():
             assert _seed(client) == seed
 
 
-def test_a_client_without_examples_has_a_seed():
+def test_client_without_examples_has_a_seed():
     assert _seed(_client(size=0)) != _seed(_client())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_])
-def test_any_numeric_column_is_taken(dtype):
+def test_seed_depends_on_columns_of_any_dtype(dtype):
     client = {"x": np.array([1, 0, 1], dtype), "domain_id": np.zeros([3], np.int32)}
     other = {**client, "x": np.array([0, 1, 1], dtype)}
     assert _seed(client) != _seed(other)
 
 
-def test_float64_differences_below_float32_are_seen():
+def test_seed_depends_on_float64_digits_beyond_float32():
     client = {"x": np.array([1.0, 1.0]), "domain_id": np.zeros([2], np.int32)}
     assert _seed({**client, "x": np.array([1.0, 1.0 + 1e-12])}) != _seed(client)
 
 
-def test_fold_in_is_splitmix64():
-    """The first outputs of the generator from the seed 1234567, as its authors give them."""
+def test_fold_in_equals_splitmix64():
+    """The expected numbers are the authors' first outputs for the seed 1234567."""
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     seed = tf.constant(1234567, tf.int64)
     outputs = [int(fold_in(seed, i)) % 2**64 for i in range(3)]
@@ -84,8 +84,8 @@ def test_order_ignores_the_capacity(n):
     assert sorted(padded) == list(range(40))
 
 
-def test_orders_are_uniform():
-    """4 examples are each first in a quarter of 4,000 orders; 5 standard deviations are 137."""
+def test_random_orders_are_uniform():
+    """Each of 4 examples should be first in 1,000 of 4,000 orders, within 5 deviations of 27.4."""
     seeds = fold_in(tf.constant(1, tf.int64), tf.range(4000))
     orders = np.asarray(random_order(seeds, tf.fill([4000], 4), tf.constant(4)))
     counts = np.bincount(orders[:, 0], minlength=4)
@@ -104,12 +104,11 @@ def test_poisson_numbers_have_the_expected_frequencies():
     seeds = fold_in(tf.range(4000, dtype=tf.int64), tf.constant(1))
     actual = np.asarray(poisson_one(seeds, 50))
     assert actual.shape == (4000, 50)
-    # Four standard errors of a fraction of 200,000 draws.
     for k in range(6):
         expected = math.exp(-1) / math.factorial(k)
-        error = 4 * math.sqrt(expected / actual.size)
-        assert np.mean(actual == k) == pytest.approx(expected, abs=error)
-    # Neither clients nor replicates depend on each other.
+        four_standard_errors = 4 * math.sqrt(expected / actual.size)
+        assert np.mean(actual == k) == pytest.approx(expected, abs=four_standard_errors)
+    # Numbers are uncorrelated between clients and between replicates.
     assert abs(np.corrcoef(actual[:-1].ravel(), actual[1:].ravel())[0, 1]) < 0.01
     assert abs(np.corrcoef(actual[:, :-1].ravel(), actual[:, 1:].ravel())[0, 1]) < 0.01
     assert np.array_equal(poisson_one(seeds[7], 50), actual[7])

@@ -1,4 +1,4 @@
-"""Text for terminals: escaped characters, and the streams that escape them."""
+"""Printed text: control characters are escaped, in strings and in output streams."""
 
 import fcntl
 import io
@@ -27,7 +27,7 @@ _TITLE = "\x1b]0;title\x07"
         *"\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff\udcff",
     ],
 )
-def test_controls_become_escapes(character):
+def test_control_characters_are_escaped(character):
     for module in (terminal, runner_terminal):
         actual = module.printable(f"a{character}b")
         assert actual.isprintable()
@@ -35,7 +35,7 @@ def test_controls_become_escapes(character):
 
 
 @pytest.mark.parametrize("text", ["Grüße", "क्\u200dष", "👩\u200d🔬", "東京\u3000都", "\\x1b", ""])
-def test_printable_keeps_writing_and_emoji(text):
+def test_printable_keeps_scripts_and_emoji(text):
     assert printable(text) == text == runner_terminal.printable(text)
 
 
@@ -53,7 +53,7 @@ def test_output_is_escaped_once(capsys, monkeypatch):
     assert actual.err == "c\\x1b]0;title\\x07\n"
 
 
-def test_wrapped_stream_does_everything_else():
+def test_printable_stream_wraps_other_methods():
     stream = PrintableStream(io.TextIOWrapper(io.BytesIO(), "utf-8"))
     assert stream.write(_TITLE) == len(_TITLE)
     stream.flush()
@@ -67,7 +67,7 @@ def test_user_error_messages_are_printable():
     )
 
 
-def test_bars_move_the_cursor_and_names_do_not():
+def test_progress_bar_escapes_names_in_terminal():
     program = (
         (
             "from tff_agnostic.base.terminal import escape_output; escape_output()\n"
@@ -80,7 +80,7 @@ def test_bars_move_the_cursor_and_names_do_not():
         .replace("\x07", "\\x07")
     )
     terminal, end = pty.openpty()
-    # A progress bar needs a width; a terminal without a window has none.
+    # Set the terminal's width, which a progress bar needs.
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
     child = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=end, stdout=end, stderr=end
@@ -91,7 +91,7 @@ def test_bars_move_the_cursor_and_names_do_not():
         while block := os.read(terminal, 1 << 16):
             output += block
     except OSError:
-        # Linux reports the end of the other side in this way.
+        # Linux raises an error when the other side of a terminal closes.
         pass
     finally:
         os.close(terminal)
@@ -99,5 +99,5 @@ def test_bars_move_the_cursor_and_names_do_not():
     text = output.decode()
     assert "\x1b]" not in text and "\x07" not in text
     assert "step \\x1b]0;title\\x07" in text
-    # The bar is cleared before the note, which gets its own line.
+    # The bar is cleared before the note, which has its own line.
     assert "\rnote \\x1b]0;title\\x07\r\n" in text

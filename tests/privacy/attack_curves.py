@@ -1,8 +1,8 @@
 """Exact epsilons of attacks on noisy sums, computed without the package's accountants.
 
-All other clients send -C, the attacked client +C. The attacker observes a mixture of normal
-distributions in each round, one mixture with the client and one without it. FFT convolves the
-losses of rounds.
+The attacked client sends +C, and all other clients -C, where C is the clip norm. In each round the
+attacker observes a sample of a mixture of normal distributions, which depends on whether the client
+is present. An FFT convolves the rounds' privacy losses.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ import numpy as np
 from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
-# Range of observed values beyond the mixtures, in standard deviations of noise; and the step of the
-# grid of losses.
-_REACH, _STEP, _SIZE = 9.0, 5e-4, 2**18
-_GRID = 4000
+# Integration range beyond the mixtures' means, in standard deviations, and its number of points.
+_REACH, _GRID = 9.0, 4000
+# Step and size of the grid of privacy losses.
+_STEP, _SIZE = 5e-4, 2**18
 
 
 class Seen(NamedTuple):
-    """Observations of a round before noise, in clip norms.
+    """The distribution of a round's sum, in units of the clip norm.
 
     Attributes:
-        without: (probability, value) of each case without the client.
-        with_client: (probability, value) of each case with the client.
+        without: (probability, value) of each possible sum without the client, before noise.
+        with_client: (probability, value) of each possible sum with the client, before noise.
         deviation: Standard deviation of the noise.
         share: Probability of such a round.
     """
@@ -35,9 +35,9 @@ class Seen(NamedTuple):
 
 
 def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -> Seen:
-    """Returns the observations of a round with a public number n of clients.
+    """Returns the distribution for a round with a public number n of clients.
 
-    The client's noise is in both cases: without its values, the client sends zeros.
+    The attacked client's noise is always in the sum: without its values, the client sends zeros.
     """
     q = n / clients
     return Seen(
@@ -46,19 +46,19 @@ def counted(n: int, clients: int, z: float, expected: int, share: float = 1.0) -
 
 
 def counted_sizes(clients: int, z: float, expected: int, least: int) -> list[Seen]:
-    """Returns an entry for each size of a Poisson cohort, weighted by its probability."""
+    """Returns a distribution for each size of a Poisson cohort, with the size's probability."""
     sized = binom(clients, expected / clients)
     sizes = range(max(least, int(sized.ppf(1e-12))), int(sized.isf(1e-12)) + 1)
     return [counted(n, clients, z, expected, float(sized.pmf(n))) for n in sizes]
 
 
 def coins_known(q: float, z: float) -> list[Seen]:
-    """Returns the observations of an attacker who knows the coins of all others."""
+    """Returns the distribution for an attacker who knows which other clients take part."""
     return [Seen([(1.0, 0.0)], [(1 - q, 0.0), (q, 1.0)], z)]
 
 
 def coins_secret(answering: int, expected: int, z: float) -> list[Seen]:
-    """Returns the observations if all others would send -C, by secret coins."""
+    """Returns the distribution for an attacker who does not know which other clients take part."""
     q = expected / answering
     others = binom(answering - 1, q)
     taking_part = range(int(others.ppf(1e-12)), int(others.isf(1e-12)) + 1)
@@ -68,14 +68,14 @@ def coins_secret(answering: int, expected: int, z: float) -> list[Seen]:
 
 
 def epsilon(rounds_seen: Sequence[Seen], rounds: int, delta: float) -> float:
-    """Returns the smallest valid epsilon of an attack on these rounds, in both directions."""
+    """Returns the minimum epsilon that holds against the attack, for adding and for removing."""
     return max(
         _epsilon(_losses(rounds_seen, is_swapped), rounds, delta) for is_swapped in (False, True)
     )
 
 
 def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
-    """Returns the distribution of a round's loss, at multiples of a step around 0."""
+    """Returns the distribution of a round's privacy loss on the grid of multiples of `_STEP`."""
     result = np.zeros(_SIZE)
     for seen in rounds_seen:
         means = [mean for _, mean in [*seen.without, *seen.with_client]]
@@ -84,12 +84,12 @@ def _losses(rounds_seen: Sequence[Seen], is_swapped: bool) -> np.ndarray:
         logs = [_log_density(x, cases, seen.deviation) for cases in seen[:2]]
         without, with_client = logs[::-1] if is_swapped else logs
         weights = seen.share * width * np.exp(with_client)
-        # Split the probability between the two nearest multiples, so that the mean stays equal.
+        # Splitting a probability between the two nearest multiples keeps the mean.
         place = (with_client - without) / _STEP + _SIZE // 2
         low = np.floor(place).astype(int)
         result += np.bincount(low, weights * (low + 1 - place), _SIZE)
         result += np.bincount(low + 1, weights * (place - low), _SIZE)
-    # A round whose sum is not released reveals nothing.
+    # A round without a released sum has the privacy loss 0.
     result[_SIZE // 2] += 1 - result.sum()
     return result
 
@@ -106,7 +106,7 @@ def _epsilon(losses: np.ndarray, rounds: int, delta: float) -> float:
     together = np.fft.irfft(np.fft.rfft(np.fft.ifftshift(losses)) ** rounds, _SIZE)
     total = np.maximum(np.fft.fftshift(together), 0.0)
     values = (np.arange(_SIZE) - _SIZE // 2) * _STEP
-    # delta(epsilon) = E max(0, 1 - exp(epsilon - loss)) falls.
+    # Bisection, as delta(epsilon) = E max(0, 1 - exp(epsilon - loss)) decreases.
     low, high = 0.0, float(values[-1])
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Epsilons with a closed form."""
+"""The closed-form epsilon of Gaussian noise."""
 
 import math
 
@@ -10,7 +10,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Returns the epsilon of Gaussian noise (Dong, Roth, Su 2019, Corollary 2.13).
 
     Args:
-        mu: Distance of the neighbours' sums, in standard deviations of the noise.
+        mu: Distance between neighbouring data sets' sums, in standard deviations of the noise.
+        delta: The delta that epsilon is for.
     """
 
     def excess(epsilon: float) -> float:

@@ -1,4 +1,4 @@
-"""Membership attack by digests: a digest reveals which of two known stores is in use."""
+"""A membership attack that searches published files for digests of a known store."""
 
 import base64
 import functools
@@ -17,14 +17,14 @@ from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.tff_store import to_tff
 
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
-# Minimum size of truncated digests, in bytes: shorter ones occur in large files at random.
+# Size of truncated digests in bytes; shorter digests occur at random in large files.
 _BYTES = 8
-# Characters of base64 that depend only on these bytes.
+# Number of base64 characters that depend only on these bytes.
 _BASE64 = _BYTES * 8 // 6
 
 
 def store_digests(store: Path) -> set[bytes]:
-    """Returns digests of a store's files and examples, all together, by split and by client."""
+    """Returns digests of a store's files, and of its examples in total, by split and by client."""
     opened = ArrowStore(store)
     with tempfile.TemporaryDirectory() as folder:
         to_tff(opened, Path(folder) / "tff.sqlite")
@@ -45,16 +45,16 @@ def store_digests(store: Path) -> set[bytes]:
 
 
 def _totals(examples: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields digests that do not depend on the examples' order."""
+    """Yields digests of examples that do not depend on their order."""
     hashed = [hashlib.sha256(example).digest() for example in examples]
     yield hashlib.sha256(b"".join(sorted(hashed))).digest()
-    numbers = [int.from_bytes(one[:_BYTES], "big") for one in hashed]
+    numbers = [int.from_bytes(digest[:_BYTES], "big") for digest in hashed]
     for total in (sum(numbers) % 2 ** (8 * _BYTES), functools.reduce(operator.xor, numbers)):
         yield total.to_bytes(_BYTES, "big")
 
 
 def digest_places(published: Mapping[str, bytes], digests: Iterable[bytes]) -> list[str]:
-    """Returns the names of contents with a digest in any form, complete or truncated."""
+    """Returns the names of contents that contain a digest, in any encoding, even truncated."""
     forms = {form for digest in digests for form in _forms(digest[:_BYTES])}
     return [name for name, content in published.items() if any(form in content for form in forms)]
 
@@ -71,7 +71,7 @@ def _forms(start: bytes) -> set[bytes]:
 
 
 def published(folder: Path) -> dict[str, bytes]:
-    """Returns the files in a folder that are not for their owner only, and packed members."""
+    """Returns the files in a folder that others may read, and the members of zip files."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {
         name: content

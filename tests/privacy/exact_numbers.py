@@ -1,4 +1,4 @@
-"""Search for exact numbers about clients' data in the files and printed text of commands."""
+"""A search for exact numbers about clients' data in commands' files and printed text."""
 
 import io
 import re
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-# Minimum number of digits: with fewer, a printed share or loss equals many other numbers.
+# Minimum number of digits; with fewer, a printed fraction or loss equals many other numbers.
 _MIN_DIGITS = 5
-# Float32 sums in another order than NumPy's float64 sums differ by this factor.
+# Relative error of float32 sums, compared with NumPy's float64 sums.
 _TOLERANCE = 1e-6
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.]*\w)")
 _THOUSANDS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?![\w,])")
@@ -29,10 +29,10 @@ def matches(
     """Returns a line for each exact number in a file below a folder, or in a stream.
 
     Args:
-        exact: Numbers by description; an integral number counts something, with at least 4 digits.
+        exact: Numbers by description; integers are counts, and need at least 4 printed digits.
         folder: Folder of the files.
         streams: Printed text by name.
-        min_digits: Minimum number of printed digits of a number that is not an integer.
+        min_digits: Minimum number of printed digits of numbers that are not integers.
     """
     lines = []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -80,7 +80,7 @@ def _last_digit(token: str) -> float:
 
 
 def _numbers(name: str, content: bytes) -> Iterator[str]:
-    """Yields the numbers of a file as text; numbers in arrays have the digits of their type."""
+    """Yields the numbers in a file as strings; array elements have their dtype's digits."""
     if name.startswith("events.out.tfevents"):
         yield from _event_numbers(content)
     elif zipfile.is_zipfile(io.BytesIO(content)):
@@ -109,7 +109,7 @@ def _event_numbers(content: bytes) -> Iterator[str]:
 
     start = 0
     while start < len(content):
-        # A record: length, checksum of the length, event, checksum of the event.
+        # A record consists of a length, the length's checksum, an event, and its checksum.
         (size,) = struct.unpack_from("<Q", content, start)
         event = Event.FromString(content[start + 12 : start + 12 + size])
         for value in event.summary.value:

@@ -1,4 +1,4 @@
-"""Epsilon against dp-accounting's tests, closed forms and hand-made events."""
+"""Epsilons equal dp-accounting's and closed forms, and attacks do not refute them."""
 
 import math
 
@@ -40,9 +40,8 @@ from tff_agnostic.privacy.sampling import FixedSizeCohorts, PoissonCohorts, Secr
 from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.program.commands.privacy_options import AccountingOptions
 
-# Clients, clients of a round, z, T, delta, and epsilon by PLD and by RDP, computed with
-# dp-accounting 0.4.3 at intervals of 1e-4. Settings: MNIST by writer, Stack Overflow's users,
-# McMahan et al. 2018.
+# Clients, clients per round, z, T, delta, and epsilons by PLD and by RDP from dp-accounting 0.4.3
+# at intervals of 1e-4. Settings include MNIST by writer, Stack Overflow and McMahan et al. 2018.
 _REFERENCES = [
     (1, 1, 1.0, 1, 1e-5, 4.3772, 4.7285),
     (1, 1, 4.0, 16, 1e-5, 4.3772, 4.7285),
@@ -73,7 +72,7 @@ def test_epsilons_match_references(clients, drawn, z, rounds, delta, pld, rdp):
 
 @pytest.mark.parametrize(("z", "clients", "drawn"), [(1.0, 100, 1), (0.5, 539, 50), (4.0, 539, 50)])
 def test_poisson_divergences_equal_integrals(z, clients, drawn):
-    """Moments of the ratio of the densities, equation (3) of Mironov, Talwar, Zhang 2019."""
+    """The integrals are moments of density ratios, Mironov, Talwar, Zhang 2019, equation (3)."""
     q, orders = drawn / clients, (1.5, 2.0, 4.3, 10.9, 12.0)
 
     def integral(order):
@@ -144,15 +143,15 @@ def _sampled(*multipliers):
 
 
 def _assert_as_tight(actual, expected):
-    """At fractional orders dp-accounting 0.6 returns a bound, and 0.4 the divergence itself."""
+    """Allows smaller values, as dp-accounting 0.6 returns upper bounds at fractional orders."""
     assert expected * (1 - 1e-5) < actual <= expected * (1 + 1e-9)
 
 
-# Noise multipliers of shares 0.9, 0.05 and 0.05.
+# Noise multipliers of groups with the budget shares 0.9, 0.05 and 0.05.
 _GROUPS = (1 / 0.9**0.5, 1 / 0.05**0.5, 1 / 0.05**0.5)
 
 
-def test_one_cohorts_groups_are_one_release():
+def test_groups_of_one_cohort_are_one_release():
     mechanism = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     actual = _epsilon(mechanism, 1000, _DELTA, "rdp")
     expected = _by_events(dp.SelfComposedDpEvent(_sampled(*_GROUPS), 1000))
@@ -160,7 +159,7 @@ def test_one_cohorts_groups_are_one_release():
     assert actual == pytest.approx(2.1014, rel=1e-4)
 
 
-def test_separate_group_releases_are_too_optimistic():
+def test_composing_groups_separately_underestimates_epsilon():
     together = CentralNoise(effective_noise_multiplier(_GROUPS), _COHORTS)
     apart = [CentralNoise(z, _COHORTS) for z in _GROUPS]
     for name, right, wrong in (("rdp", 2.1014, 1.9156), ("pld", 1.8282, 1.6909)):
@@ -171,7 +170,7 @@ def test_separate_group_releases_are_too_optimistic():
         assert _epsilon(together, 1000, _DELTA, name) == pytest.approx(right, rel=1e-3)
 
 
-def test_one_cohorts_exchanges_are_one_release():
+def test_steps_of_one_cohort_are_one_release():
     groups = [0.9 / share**0.5 for share in (0.1, 0.1, 0.8)]
     mechanism = CentralNoise(effective_noise_multiplier(groups), _COHORTS)
     survey = dp.ComposedDpEvent([dp.GaussianDpEvent(0.9 / 0.1**0.5)] * 2)
@@ -198,8 +197,7 @@ def test_private_evaluation_composes_at_its_rate():
 
 
 def test_restarted_trees_are_composed():
-    # One participation in each of four trees: the distance between participations is the length of
-    # a tree.
+    # Participations are a tree's length apart, so a client takes part once in each of four trees.
     mechanism = TreeNoise(5.0, Participations(min_separation=100, restart_every=100))
     tree = dp.SingleEpochTreeAggregationDpEvent(5.0, 100)
     accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_SPECIAL)
@@ -215,7 +213,7 @@ def test_restarted_trees_are_composed():
 def test_single_participation_trees_match_known_epsilons(z, rounds, expected):
     mechanism = TreeNoise(z, Participations(1))
     assert _epsilon(mechanism, rounds, 1e-6) == pytest.approx(expected, rel=1e-4)
-    # The nodes together are one Gaussian release, whose exact epsilon is smaller.
+    # By PLD all nodes are one Gaussian release, whose exact epsilon is smaller.
     assert 0.9 * expected < _epsilon(mechanism, rounds, 1e-6, "pld") < expected
 
 
@@ -226,8 +224,8 @@ def test_spanish_gboard_tree_matches_its_paper():
 
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, int])
-def test_any_multiplier_type_counts_equally(kind):
-    """dp-accounting counts only the first of composed multipliers other than `float`."""
+def test_multiplier_type_does_not_change_epsilon(kind):
+    """dp-accounting ignores composed multipliers after the first, except of type float."""
     multipliers = [kind(1), kind(1)]
     mechanism = CentralNoise(effective_noise_multiplier(multipliers), _COHORTS)
     assert _epsilon(mechanism, 1000, _DELTA, "rdp") == pytest.approx(5.2595, rel=1e-4)
@@ -259,12 +257,12 @@ def test_rejects_mixed_accounts():
         PrivacyAccountant([fixed], _DELTA, "prv")
 
 
-# --- Attacks on complete rounds of every private mode, and on claims that are too small
+# --- Attacks on rounds of every private mode, and on controls with too small claims
 
 
 @pytest.mark.parametrize("restart_every", [None, 3])
 def test_tree_noise_has_the_accounted_covariance(restart_every):
-    """Each node draws a separate coordinate, so that products are exact covariances."""
+    """Each node's noise is a separate unit vector, so that products are exact covariances."""
     noise, rounds, nodes = TreeResidual(restart_every), 11, {}
     spec = tf.TensorSpec([64], tf.float64)
 
@@ -277,7 +275,7 @@ def test_tree_noise_has_the_accounted_covariance(restart_every):
     np.testing.assert_array_equal(drawn @ drawn.T, noise_covariance(participations, rounds))
 
 
-# Number of attacked runs by mode.
+# Number of attacked runs of slow modes, instead of 2,000.
 _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is claimed": 1000}
 
 
@@ -285,15 +283,15 @@ _FEWER = {"distributed, 2 of 6, a secret": 600, "control: half the noise that is
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usually(_FEWER, MODES))
 def test_attacks_respect_every_modes_account(name):
-    """Attacks refute the controls, which claim too little. See `tests.privacy.attacks.audit`."""
+    """Attacks refute only the controls, which claim too small epsilons."""
     mode = MODES[name]
     actual = mode.audited(runs=_FEWER.get(name, 2000), seed=1)
     assert actual.is_refuted == mode.is_control
-    # Published models derive from the noisy sums: each attack bounds both. A bound from a rare
-    # event may be low: with strata the bounds are .12 and .72 here, .88 and .97 with seed 2.
+    # Published models derive from the noisy sums, so each attack's bound holds for both. A bound
+    # from a rare event can be low, so require only the larger bound.
     attacks = (actual.findings.noisy_sums, actual.findings.published)
     assert max(attack.epsilon for attack in attacks) > 0.2
-    # The attacked client changes sums by as much as the account assumes.
+    # The attacked client changes the sums by exactly the account's sensitivity.
     if mode.account is None and "counted" not in name:
         per_client = mode.mechanism.noise_multiplier * actual.findings.shift
         is_replaced = "3 of" in name
@@ -302,22 +300,22 @@ def test_attacks_respect_every_modes_account(name):
     assert actual.findings.shows_participation == is_shown
 
 
-# --- A budget split among groups of values
+# --- The budget's split among groups of values
 
 
 @pytest.mark.parametrize(("z", "share"), [(1.0, 0.9), (0.3, 0.8), (7.0, 0.02)])
-def test_groups_together_have_the_total_noise(z, share):
+def test_groups_noise_composes_to_the_total(z, share):
     options = AccountingOptions(clients=100, clients_per_round=10, update_share=share)
     groups = options.noise_multipliers(z)
     assert groups["update"] == pytest.approx(z / share**0.5)
     assert effective_noise_multiplier(groups.values()) == pytest.approx(z)
 
 
-def test_group_without_noise_leaves_none():
+def test_group_without_noise_makes_total_zero():
     assert effective_noise_multiplier([1.0, 0.0]) == 0
 
 
-# --- Noise for an epsilon, rounds for a budget
+# --- Noise for a target epsilon, and rounds for a budget
 
 
 _WRITERS = PoissonCohorts(539, 50)
@@ -355,7 +353,7 @@ def test_calibrated_noise_is_minimal(mechanisms, epsilon):
     assert epsilon_at(noise) <= epsilon < epsilon_at(noise * (1 - 2e-6))
 
 
-# At the second epsilon the grid of losses becomes finer, so that epsilon jumps.
+# At the second epsilon, the grid of privacy losses becomes finer, which makes epsilon jump.
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
 def test_calibrated_noise_meets_the_final_account(epsilon):
     def epsilon_at(z):
@@ -396,7 +394,7 @@ def test_budget_ends_before_the_next_round(mechanism, epsilon):
     assert accountant.epsilon(rounds) <= epsilon < accountant.epsilon(rounds + 1)
 
 
-def test_rejects_budgets_for_no_or_all_rounds():
+def test_rejects_budgets_below_one_round_or_unlimited():
     with pytest.raises(UserError, match=r"target_epsilon: expected at least 0\.599.*, found 0\.1"):
         rounds_for_budget(CentralNoise(1.0, _WRITERS), 0.1, 1e-3)
     with pytest.raises(UserError, match="expected a budget that rounds exhaust, found 6"):
@@ -411,7 +409,7 @@ def test_delta_has_default_and_range():
             check_delta(delta, 1000)
 
 
-# --- Sampling of any release, against Gaussian releases
+# --- Amplification by sampling of any release, compared with Gaussian releases
 
 
 _ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 32.0, 64.0, 300.0])
@@ -426,12 +424,12 @@ def _gaussian(z):
 def test_poisson_bound_is_above_the_exact_divergence(z, rate):
     actual = poisson_sampled(_gaussian(z), rate, _ORDERS)
     event = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
-    at_whole_ones = RdpAccountant(_ORDERS).compose(event).rdp
+    at_integer_orders = RdpAccountant(_ORDERS).compose(event).rdp
     integrated = poisson_sampled_gaussian(z, rate, _ORDERS)
-    exact = np.where(_ORDERS % 1 == 0, at_whole_ones, integrated)
+    exact = np.where(_ORDERS % 1 == 0, at_integer_orders, integrated)
     assert np.all(actual >= exact * (1 - 1e-9))
     assert np.all(actual <= _gaussian(z)(_ORDERS))
-    # Order 2 is exact: 1 + q^2 (e^eps - 1).
+    # The bound is exact at order 2: log(1 + q^2 (e^eps - 1)).
     assert actual[1] == pytest.approx(math.log1p(rate**2 * math.expm1(1 / z**2)))
 
 
@@ -470,7 +468,7 @@ def test_full_fleet_has_no_amplification(sampled):
     np.testing.assert_array_equal(sampled(_gaussian(2.0), 1.0, _ORDERS), _gaussian(2.0)(_ORDERS))
 
 
-def test_turns_count_a_clients_rounds():
+def test_epsilon_of_turns_counts_a_clients_rounds():
     groups = (IntegerGroup(1.0, 2.0**14, 8192),)
 
     def epsilon(clients, answering, rounds):
@@ -478,7 +476,7 @@ def test_turns_count_a_clients_rounds():
         mechanism = DistributedNoise(groups, "skellam", sampling, answering, answering)
         return PrivacyAccountant([mechanism], 1e-5).epsilon(rounds)
 
-    # Ten groups of 100 clients take turns: a client answers at most four of 31 rounds.
+    # Ten groups of 100 clients take turns, so a client takes part in at most 4 of 31 rounds.
     assert epsilon(1000, 100, 31) == epsilon(100, 100, 4)
     assert epsilon(1000, 100, 30) == epsilon(100, 100, 3)
     assert epsilon(1000, 1000, 31) < epsilon(1000, 100, 31)
@@ -486,7 +484,7 @@ def test_turns_count_a_clients_rounds():
 
 @pytest.mark.parametrize(
     ("cohorts", "least", "most"),
-    # Gaussian noise of a server costs 1.8227 and 11.01 by RDP.
+    # By RDP, a server's Gaussian noise has the epsilons 1.8227 and 11.01.
     [(SecretCohorts(539, 539, 50), 1.8227, 2.7), (FixedSizeCohorts(539, 50), 11.0, 11.1)],
 )
 def test_distributed_noise_costs_slightly_more_than_central(cohorts, least, most):

@@ -1,4 +1,4 @@
-"""Accounts of clients' noise against exact and simulated attacks; bounds from runs."""
+"""Claimed epsilons of clients' noise exceed exact and simulated attacks' lower bounds."""
 
 import dataclasses
 
@@ -16,17 +16,17 @@ from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, Secr
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """Clients that add the noise; independent coins choose c of N clients for a round on average.
+    """A fleet whose clients add the noise; independent coins choose a round's clients.
 
     Attributes:
-        clients: Number of clients, N.
-        drawn: Mean number of clients of a round, c.
+        clients: Number of clients.
+        drawn: Mean number of clients per round.
         z: The noise multiplier.
         rounds: Number of rounds.
         delta: The delta that epsilon is for.
-        least: Minimum number of clients of a released sum, if the number is public.
-        counted: Epsilon of an attack with exactly c clients in each round, by dp-accounting. Losses
-            are rounded down to multiples of 1e-3, so it is too small by up to 1e-3 per round.
+        least: Minimum number of clients in a released sum, if the number is public.
+        counted: Epsilon of an attack with exactly `drawn` clients per round, from dp-accounting. It
+            rounds losses down, so that the value is too small by up to 1e-3 per round.
     """
 
     clients: int
@@ -48,7 +48,7 @@ class Fleet:
 
     @property
     def claimed_if_secret(self):
-        """Claimed epsilon if all clients answer, and excluded clients send zeros."""
+        """Claimed epsilon if all clients answer, and clients not chosen by a coin send zeros."""
         secret = SecretCohorts(self.clients, self.clients, self.drawn)
         return self.claimed(secret, self.clients, self.clients)
 
@@ -80,12 +80,12 @@ _SIMULATED = Fleet(10_000, 100, 1.0, 100, 5e-5, 80, 2.604)
 @pytest.mark.parametrize("fleet", usually([_FLEETS[0], _FLEETS[3]], _FLEETS), ids=str)
 def test_attacks_stay_below_claimed_epsilon(fleet):
     account = fleet.rounds, fleet.delta
-    # An attacker who knows the coins of all other clients sees more than one who does not.
+    # Knowing which other clients take part makes the attack stronger.
     coins_known = attack_curves.epsilon(attack_curves.coins_known(fleet.rate, fleet.z), *account)
     coins_secret = attack_curves.coins_secret(fleet.clients, fleet.drawn, fleet.z)
     assert 0 < attack_curves.epsilon(coins_secret, *account) < coins_known
     assert coins_known < fleet.claimed_if_secret < 2 * coins_known
-    # An attacker who counts the clients of a round sees much more.
+    # Knowing the number of clients per round makes the attack much stronger.
     seen = attack_curves.counted(fleet.drawn, fleet.clients, fleet.z, fleet.drawn)
     counted = attack_curves.epsilon([seen], *account)
     assert fleet.counted - 0.01 < counted < fleet.counted + 1.1e-3 * fleet.rounds + 0.01
@@ -99,11 +99,11 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
     secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
     for _ in range(fleet.rounds):
         for with_client in (0, 1):
-            # The attacker sees the noise of all clients, and knows the others' coins.
+            # All clients' noise is in the sum. The attacker knows who else takes part.
             drawn = rng.random(runs) < fleet.rate
             seen = with_client * drawn + fleet.z * rng.normal(size=runs)
             secret[with_client] += np.log1p(fleet.rate * np.expm1((seen - 0.5) / fleet.z**2))
-            # The attacker sees the noise of n clients, and knows n; all others send -C.
+            # The noise of n clients is in the sum, and the attacker knows n. All others send -C.
             n = rng.binomial(fleet.clients, fleet.rate, size=runs)
             rate, deviation = n / fleet.clients, fleet.z * np.sqrt(n / fleet.drawn)
             drawn = rng.random(runs) < rate
@@ -119,7 +119,7 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
     assert counted_bound.epsilon < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
 
 
-def test_full_cohorts_have_all_clients():
+def test_counted_epsilon_of_full_cohorts_equals_fixed():
     fleet = Fleet(100, 100, 1.0, 10, 1e-4, 100, 0.0)
     all_take_part = fleet.claimed(FixedSizeCohorts(100, 100), 100, 100)
     assert fleet.claimed_if_counted == pytest.approx(all_take_part)
@@ -127,7 +127,7 @@ def test_full_cohorts_have_all_clients():
 
 @pytest.mark.parametrize("shows_absence", [False, True])
 def test_bounds_are_close_below_true_epsilon(shows_absence):
-    """Bounds of normal numbers, which may exceed epsilon in one of twenty cases."""
+    """The scores are normal. A bound may exceed the true epsilon in one of twenty cases."""
     rng, shift, delta, runs = np.random.default_rng(1), 1.5, 0.01, 2000
     true = gaussian_epsilon(shift, delta)
     result = []
@@ -135,20 +135,20 @@ def test_bounds_are_close_below_true_epsilon(shows_absence):
         without, with_client = rng.normal(size=[2, runs])
         with_client += shift
         if shows_absence:
-            # Reversed: low scores reveal that the client is absent.
+            # Now low scores reveal that the client is absent.
             without, with_client = -with_client, -without
         result.append(lower_bound(without, with_client, delta).epsilon)
     assert np.mean(np.array(result) > true) <= 0.05
     assert 0.4 * true < np.median(result) < true
 
 
-def test_equal_and_distinct_scores_have_bounds():
+def test_equal_scores_prove_nothing_distinct_scores_most():
     same = np.random.default_rng(2).normal(size=[2, 2000])
     assert lower_bound(*same, 0.01).epsilon < 0.1
     assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0
     apart = lower_bound(np.full(1000, -np.inf), np.full(1000, np.inf), 0.01)
     assert apart.epsilon == pytest.approx(largest_bound(1000, 0.01))
-    # 500 of 500 and 0 of 500, each with 97.5%.
+    # Bounds of the frequencies 500 of 500 and 0 of 500, each with confidence 97.5%.
     largest = 1 - 0.025 ** (1 / 500)
     assert apart.epsilon == pytest.approx(np.log((1 - largest - 0.01) / largest))
     assert (apart.hits, apart.false_alarms) == (1.0, 0.0)

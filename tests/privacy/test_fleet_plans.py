@@ -1,4 +1,4 @@
-"""A fleet's server enforces the draw and the epsilon that an export states."""
+"""A fleet's server reads the cohort sampling of an export and checks its claimed epsilon."""
 
 import json
 import math
@@ -48,18 +48,17 @@ def test_server_reads_exported_draw(scheme):
     assert (noise.draw.scheme, noise.draw.clients, noise.rounds) == (scheme, 64, rounds)
     assert noise.noise_multiplier == pytest.approx(2.0)
     if scheme == "spaced":
-        # Rounds 1, 7 and 13 of the exporter's worst pattern.
+        # The exporter assumes participation in rounds 1, 7 and 13.
         assert noise.known_epsilon([1, 7, 13], rounds) <= claimed * (1 + 1e-6)
     else:
-        # Both use divergences of the same kind, or this one is exact and the exporter's is rounded
-        # up.
+        # The fleet's epsilon can be slightly smaller, since the exporter rounds losses up.
         assert noise.sampled_epsilon(rounds) >= claimed * (1 - 5e-3)
     with pytest.raises(PlanError, match="which follows from the noise and the sampling"):
         parse_server_noise(_manifest(mechanism, claimed / 5, rounds))
 
 
 def test_exported_epsilon_covers_its_rounds():
-    """Numbers of a former fault: 10 of 64 nodes in two rounds were claimed, but all were in all."""
+    """A former export claimed 10 of 64 nodes per round, although all nodes took part."""
     mechanism = CentralNoise(2.0, PoissonCohorts(64, 10))
     claimed = PrivacyAccountant([mechanism], 1 / 640).epsilon(2)
     assert claimed == pytest.approx(0.2985, abs=5e-4)

@@ -1,4 +1,4 @@
-"""Bounds for integer noise against divergences summed over all integers."""
+"""Bounds of integer noise's divergences hold against exact sums over all integers."""
 
 import math
 
@@ -22,7 +22,7 @@ _SUPPORT = np.arange(-400, 401)
 
 
 def _discrete_gaussian_sum(variance, num_clients):
-    """The probabilities of a sum of discrete Gaussians, by convolution."""
+    """Returns the probabilities of a sum of discrete Gaussians, by convolution."""
     one = np.exp(-(_SUPPORT**2) / (2 * variance))
     one /= one.sum()
     total = one
@@ -37,7 +37,7 @@ def _skellam_sum(variance, num_clients):
 
 
 def _divergence(noise, shift, order):
-    """Divergence of shifted noise from the noise, where both are positive."""
+    """Returns the Renyi divergence between noise and shifted noise."""
     p, q = noise[: len(noise) - shift], noise[shift:]
     positive = (p > 1e-250) & (q > 1e-250)
     return math.log(
@@ -52,7 +52,7 @@ def _divergence(noise, shift, order):
 @pytest.mark.parametrize(
     ("variance", "num_clients", "shift"), [(4.0, 10, 3), (100.0, 4, 10), (2.0, 3, 1)]
 )
-def test_bounds_hold_and_are_near(bound, summed_noise, variance, num_clients, shift):
+def test_divergence_bounds_hold_and_are_tight(bound, summed_noise, variance, num_clients, shift):
     result = bound(Sensitivity(shift, shift), variance, num_clients, 1, _ORDERS)
     noise = summed_noise(variance, num_clients)
     exact = [_divergence(noise, shift, order) for order in _ORDERS]
@@ -71,31 +71,30 @@ def test_noise_on_fine_grid_is_gaussian(name):
 
 @pytest.mark.parametrize("l2", [0.5, 6.0])
 def test_discrete_gaussian_divergence_equals_gaussian(l2):
-    """Without other clients tau is 0: alpha l2^2 / (2 sigma^2), for l2 above and below sigma."""
+    """A single client's tau is 0, so the divergence is alpha l2^2 / (2 sigma^2)."""
     orders = np.array([1.5, 2.0, 30.0])
     result = discrete_gaussian(Sensitivity(l2, l2**2), 4.0, 1, 10, orders)
     np.testing.assert_allclose(result, orders * l2**2 / 8, rtol=1e-12)
 
 
 def test_narrow_discrete_gaussian_has_floor():
-    # tau = 10 exp(-pi^2 sigma^2) of two clients; it does not fall with the sensitivity.
+    # Two clients have tau = 10 exp(-pi^2 sigma^2), which does not depend on the sensitivity.
     result = discrete_gaussian(Sensitivity(1e-9, 1e-9), 0.25, 2, 4, np.array([2.0]))
     assert result == pytest.approx((math.sqrt(4) * 10 * math.exp(-(math.pi**2) / 4)) ** 2)
 
 
 def test_rounded_sensitivity_matches_closed_form():
-    # min(10 + 10, sqrt(100 + 100/4 + 1 * (10 + 5))), and l2 * min(10, l2)
+    # l2 = min(10 + 10, sqrt(100 + 100/4 + 1 * (10 + 5))), and l1 = l2 * min(10, l2).
     l2, l1 = rounded_sensitivity(10.0, 100, math.exp(-0.5))
     assert l2 == pytest.approx(math.sqrt(140))
     assert l1 == pytest.approx(10 * math.sqrt(140))
-    # One value changes by at most a step, and the l1 norm of integers is at most their squared
-    # norm.
+    # Rounding changes one value by at most 1. Integers' l1 norm is at most their squared l2 norm.
     assert rounded_sensitivity(0.5, 1, 1e-9) == pytest.approx((1.5, 1.5))
     assert rounded_sensitivity(1.0, 10**6, math.exp(-0.5)).l1 < 10**6
 
 
-def test_kept_roundings_are_within_the_norm():
-    """Roundings of a vector at the clip norm exceed the bound with probability at most beta."""
+def test_roundings_exceed_the_bound_with_probability_beta():
+    """Random roundings of a vector at the clip norm exceed the bound at most this often."""
     rng, beta = np.random.default_rng(0), 0.2
     clip, dimension = 5.0, 64
     values = np.full(dimension, clip / math.sqrt(dimension))
@@ -105,7 +104,7 @@ def test_kept_roundings_are_within_the_norm():
 
 
 @pytest.mark.parametrize("name", list(INTEGER_NOISES))
-def test_fewer_clients_bring_less_noise(name):
+def test_fewer_clients_add_less_noise(name):
     cohorts = SecretCohorts(1000, 50, 50)
     expected = DistributedNoise((IntegerGroup(2.0, 1000.0, 64),), name, cohorts, 50, 50)
     fewer = DistributedNoise((IntegerGroup(2.0, 1000.0, 64),), name, cohorts, 50, 32)

@@ -1,4 +1,4 @@
-"""The sensitivity of trees, against all patterns of participation and against TensorFlow's."""
+"""Sensitivity of tree noise equals enumeration and TensorFlow Privacy's; cohorts' events."""
 
 import itertools
 
@@ -19,7 +19,7 @@ from tff_agnostic.privacy.tree import Participations, squared_sensitivity
 
 
 def _nodes(rounds, restart_every):
-    """Yields the complete nodes of all trees as ranges of rounds."""
+    """Yields the rounds of each complete node in all trees, as a range."""
     per_tree = restart_every or max(rounds, 1)
     for start in range(0, rounds, per_tree):
         length = min(per_tree, rounds - start)
@@ -57,16 +57,16 @@ def test_sensitivity_equals_the_largest_pattern(case):
 def test_trees_without_restart_equal_tensorflow_privacy(most, apart, rounds):
     from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
-    # The last argument is the number of rounds between two participations.
+    # TensorFlow Privacy's last argument is the number of rounds between two participations.
     rho = tree_aggregation_accountant.compute_zcdp_single_tree(1.0, rounds, most, apart - 1)
     assert squared_sensitivity(Participations(most, apart), rounds) == 2 * rho
 
 
-def test_known_trees_have_known_sensitivity():
-    # A client in every round: 8 leaves, 4 nodes of 2, 2 of 4, and the root.
+def test_sensitivity_equals_known_values():
+    # A client in every round is in 8 leaves, 4 nodes of 2 rounds, 2 of 4 rounds, and the root.
     assert squared_sensitivity(Participations(8), 8) == 8 + 4 * 4 + 2 * 16 + 64
     assert squared_sensitivity(Participations(6, 313), 2000) == 79
-    # At most once in each of 40 trees of 100 rounds, and at most six times in total.
+    # The client is at most once in each of 40 trees of 100 rounds, and six times in total.
     assert squared_sensitivity(Participations(6, 313, 100), 4000) == 6 * 7
 
 
@@ -91,7 +91,7 @@ def test_rejects_too_many_patterns(participations, rounds):
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 10**6])
-def test_unreached_bounds_equal_every_round(most):
+def test_unreached_bounds_equal_unlimited_participation(most):
     rounds = 10**6
     every_round = sum((rounds >> h) * (1 << h) ** 2 for h in range(rounds.bit_length()))
     assert squared_sensitivity(Participations(max_participations=most), rounds) == every_round
@@ -99,10 +99,10 @@ def test_unreached_bounds_equal_every_round(most):
     assert squared_sensitivity(far, rounds) == rounds.bit_length()
 
 
-# --- Cohorts
+# --- Sampling of cohorts
 
 
-def test_cohorts_have_dp_accounting_events():
+def test_sampling_gives_dp_accounting_events():
     gaussian = dp.GaussianDpEvent(2.0)
     assert PoissonCohorts(100, 5).event(2.0) == dp.PoissonSampledDpEvent(0.05, gaussian)
     assert PoissonCohorts(100, 100).event(2.0) == gaussian
@@ -116,8 +116,8 @@ def test_cohorts_have_dp_accounting_events():
     ("strata", "drawn", "rate"),
     [((50, 50), 10, 0.1), ((90, 10), 10, 0.1), ((95, 5), 10, 1 / 5), ((99, 1), 10, 1.0)],
 )
-def test_strata_have_the_largest_rate(strata, drawn, rate):
-    # The strata have 5 and 5, 9 and 1, 9.5 and .5, 9.9 and .1 places, rounded up.
+def test_stratified_rate_is_the_largest_stratums(strata, drawn, rate):
+    # The strata draw 5 and 5, 9 and 1, 9.5 and 0.5, 9.9 and 0.1 clients, rounded up.
     cohorts = StratifiedCohorts(strata, drawn)
     assert cohorts.rate == pytest.approx(rate)
     stratified = PrivacyAccountant([CentralNoise(4.0, cohorts)], 1e-4).epsilon(10)
@@ -143,6 +143,6 @@ def test_fully_drawn_stratum_has_no_amplification():
         (lambda: StratifiedCohorts((5, 0), 2), "strata: expected clients in each"),
     ],
 )
-def test_rejects_cohorts_that_cannot_be_drawn(make, message):
+def test_rejects_invalid_cohort_sizes(make, message):
     with pytest.raises(UserError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Private runs publish no digest of their data, and refuse to resume with other data."""
+"""Private runs publish no digest of their data, and reject other data when they resume."""
 
 import shutil
 from collections.abc import Collection, Iterator
@@ -28,7 +28,7 @@ _PRIVATE = (
     "--limit_loss=10",
     "--delta=0.001",
 )
-# All files that a run or later commands write.
+# Commands that write files, with their flags, by output folder.
 _COMMANDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "run": (train, _RUN),
     "report": (report, ("--run=run",)),
@@ -56,7 +56,7 @@ def call(cohort_runtime, tff_runtime) -> Caller:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory) -> Path:
-    """A folder with two stores; one lacks a client."""
+    """A folder with two stores, which differ by one client."""
     folder = tmp_path_factory.mktemp("stores")
     rows = [
         (split, image(f"{label}_{k}", str(label), label, ink=(label + k) / 10))
@@ -77,7 +77,7 @@ def _digests(store: Path) -> set[bytes]:
 
 @pytest.fixture(scope="module")
 def digests(stores) -> set[bytes]:
-    """The digests that only one of the two stores has."""
+    """Digests that distinguish the two stores."""
     one, other = (_digests(stores / name) for name in _STORES)
     return one ^ other
 
@@ -108,7 +108,7 @@ def _written(
 
 @pytest.fixture(scope="module")
 def private(call, stores, tmp_path_factory) -> Iterator[dict[str, Written]]:
-    """All files that private runs of one seed write, by store."""
+    """Output of private runs with the same seed, by store."""
     outputs = {}
     with pytest.MonkeyPatch.context() as patch:
         for name in _STORES:
@@ -120,13 +120,13 @@ def private(call, stores, tmp_path_factory) -> Iterator[dict[str, Written]]:
 
 
 @pytest.mark.slow
-def test_private_outputs_hold_no_digest(private, digests):
+def test_private_outputs_contain_no_digest(private, digests):
     for written in private.values():
         assert digest_places(written.published(), digests) == []
 
 
 @pytest.mark.slow
-def test_public_runs_digests_are_found(call, stores, digests, tmp_path, monkeypatch):
+def test_search_finds_digests_of_public_runs(call, stores, digests, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written = _written(call, tmp_path, stores / "with", left_out=["evaluated"])
     places = digest_places(written.published(), digests)
@@ -141,7 +141,7 @@ def test_public_runs_digests_are_found(call, stores, digests, tmp_path, monkeypa
 
 
 def _entries(folder: Path) -> dict[str, Any]:
-    """Returns the entries of published files that describe data, not trained values."""
+    """Returns the entries in published files that describe the data."""
 
     def read(name: str) -> Any:
         path = folder / name
@@ -149,19 +149,19 @@ def _entries(folder: Path) -> dict[str, Any]:
         return read_json(path) if path.exists() else {}
 
     manifest = read("plan/manifest.json")
-    made_up = "conformance/clients/"
+    synthetic = "conformance/clients/"
     return {
         "run": read("run/fingerprint.json"),
         "card": read("run/model/model_card.json")["trained_with"],
         "manifest": manifest["fingerprint"],
-        "made-up clients": {n: entry for n, entry in manifest["files"].items() if made_up in n},
+        "clients": {n: entry for n, entry in manifest["files"].items() if synthetic in n},
         "compared": read("compared/runs/agnostic_fed_avg/trial_00/run/fingerprint.json"),
         "search": read("search/study.json")["fingerprint"],
     }
 
 
 @pytest.mark.slow
-def test_named_entries_are_equal_for_both_stores(private):
+def test_data_entries_are_equal_for_both_stores(private):
     one, other = (_entries(written.folder) for written in private.values())
     assert one == other
     assert not any("data" in entry for entry in one.values())
@@ -197,7 +197,7 @@ def _resumed(name: str, store: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
+def test_private_run_resumes_with_moved_data(private, call, stores, tmp_path, monkeypatch):
     shutil.copytree(private["with"].folder / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(stores / "with", "moved")
@@ -206,7 +206,7 @@ def test_moved_data_is_the_same(private, call, stores, tmp_path, monkeypatch):
 
 @pytest.fixture
 def replaced(stores) -> Iterator[Path]:
-    """The larger store's path, which has the smaller store's content during a test."""
+    """Path of the larger store, whose content is the smaller store's during a test."""
     store, kept = stores / "with", stores / "kept"
     store.rename(kept)
     shutil.copytree(stores / "without", store)
@@ -234,7 +234,7 @@ _REFUSED = (
         ),
     ],
 )
-def test_other_data_is_refused(private, call, replaced, monkeypatch, name, expected):
+def test_resume_with_other_data_raises(private, call, replaced, monkeypatch, name, expected):
     folder = private["with"].folder
     monkeypatch.chdir(folder)
     assert call.refused(folder, *_resumed(name, replaced)) == expected

@@ -1,4 +1,4 @@
-"""Outputs of private runs have no exact numbers of the clients' data."""
+"""Outputs of private runs contain no exact numbers about clients' data."""
 
 import csv
 import shutil
@@ -29,7 +29,7 @@ def build_model(data):
 """
 _COLUMNS = ("price", "age")
 _DOMAINS = ("north", "south")
-# Examples of each domain; no two counts of a domain, a class or a split are equal.
+# Number of each domain's examples. All counts by domain, class and split are different.
 _SIZES = {"train": (3307, 2411), "test": (1103, 859)}
 _NUM_CLIENTS = 6
 _PRIVATE = (
@@ -42,10 +42,10 @@ _PRIVATE = (
 
 
 class _Shop:
-    """A store with known exact numbers, the commands on it, and their printed text.
+    """A store with known exact numbers, and a runner of commands on it.
 
     Attributes:
-        streams: Standard output and error of each command.
+        streams: Printed text of each command.
     """
 
     def __init__(self, call: Caller, folder: Path) -> None:
@@ -59,18 +59,18 @@ class _Shop:
             *("--client_column=user", "--domain_column=place", "--label_column=bought"),
             *("--feature_columns=price,age", "--split_column=use", "--class_names=no,yes"),
         )
-        # An import's report describes its data, and is not the output of a private run.
+        # Ignore the import's report, which is not an output of a private run.
         self.streams.clear()
 
     def run(self, binary: ModuleType, *arguments: str) -> None:
-        """Runs a command, which has to succeed."""
+        """Runs a command, which must succeed, and keeps its printed text."""
         outcome = self._call(binary, *arguments)
         assert outcome.status == 0, outcome
         name = binary.__name__.rpartition(".")[2]
         self.streams[f"{name} {len(self.streams)}"] = outcome.out + outcome.err
 
     def exact_numbers(self) -> dict[str, float]:
-        """Returns counts, shares, means, losses and accuracies of the data, by description."""
+        """Returns the data's counts, fractions, means, losses and accuracies by description."""
         result: dict[str, float] = {}
         for split, sizes in _SIZES.items():
             result[f"{split}: examples"] = sum(sizes)
@@ -125,14 +125,14 @@ def shop(cohort_runtime: CohortRuntime, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _published(folder: Path) -> Path:
-    """Moves the data out of a folder, and returns the folder, which then contains outputs only."""
+    """Removes the data from a folder, and returns the folder, which then has only outputs."""
     for path in folder.glob("shop.*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return folder
 
 
 @pytest.mark.slow
-def test_no_output_has_exact_numbers(shop: _Shop, tmp_path: Path) -> None:
+def test_outputs_contain_no_exact_numbers(shop: _Shop, tmp_path: Path) -> None:
     shop.run(train, *_PRIVATE, "--output_dir=run")
     about = read_json(tmp_path / "run" / "result.json")["about"]
     assert {remark["kind"] for remark in about["remarks"]} <= {*TRAINING_WARNINGS}
@@ -152,12 +152,12 @@ def test_no_output_has_exact_numbers(shop: _Shop, tmp_path: Path) -> None:
     exact = shop.exact_numbers()
     folder = _published(tmp_path)
     assert matches(exact, folder, shop.streams) == []
-    # A line on a saved file has four digits of an accuracy.
+    # `save_model` prints accuracies with four digits.
     saving = {name: text for name, text in shop.streams.items() if name.startswith("save_model")}
     assert matches(exact, tmp_path / "none", saving, min_digits=4) == []
 
 
-def test_search_reports_printed_numbers(tmp_path: Path) -> None:
+def test_search_finds_numbers_in_files_and_text(tmp_path: Path) -> None:
     (tmp_path / "card.json").write_text('{"run": 0.50574, "examples": 4519}')
     np.savez(tmp_path / "sums.npz", np.array([0.3, 1013 / 2003], np.float32))
     streams = {"stdout": "4,519 examples, accuracy 50.574%", "stderr": "4518 of 0.50575"}

@@ -1,4 +1,4 @@
-"""Statements of a guarantee."""
+"""Statements of a privacy guarantee: JSON, table rows and assumptions."""
 
 import json
 from importlib.metadata import version
@@ -18,7 +18,7 @@ def _statement(z, **more):
 
 
 @pytest.mark.slow
-def test_everything_a_reader_needs_is_in_the_file():
+def test_statement_json_has_guarantee_and_assumptions():
     result = json.loads(json.dumps(_statement(1.0, remarks=["--noise_seed=3 was given"]).to_dict()))
     assert result.pop("epsilon") == pytest.approx(4.8576, rel=1e-4)
     assert result.pop("split") == pytest.approx({"update": 1.0541, "statistics": 3.1623}, abs=1e-4)
@@ -32,7 +32,7 @@ def test_everything_a_reader_needs_is_in_the_file():
     assert (result["accountant"], result["remarks"]) == ("pld", ["--noise_seed=3 was given"])
 
 
-def test_no_noise_is_no_number_in_json():
+def test_epsilon_without_noise_is_null_in_json():
     result = json.loads(json.dumps(_statement(0.0).to_dict(), allow_nan=False))
     assert result["epsilon"] is None
 
@@ -48,7 +48,7 @@ def test_statement_has_table_rows():
     assert ("accountant", f"pld, dp-accounting {version('dp-accounting')}") in rows
 
 
-def test_evaluation_adds_its_assumptions():
+def test_private_evaluation_adds_its_assumptions():
     training = TreeNoise(4.0, Participations(6, 20, 100))
     evaluation = TreeNoise(9.0, Participations(1))
     accountant = PrivacyAccountant([training, evaluation], 1e-6)

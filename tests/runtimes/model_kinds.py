@@ -1,4 +1,4 @@
-"""Small models of every kind, for tests of runtimes."""
+"""Small models of every kind, with random clients, for tests of runtimes."""
 
 from typing import Any, Callable, NamedTuple
 
@@ -16,14 +16,13 @@ class ModelKind(NamedTuple):
     """A kind of model.
 
     Attributes:
-        model: Builds the model.
-        client: Draws a client of a size.
-        has_real_inputs: Whether inputs can be not finite.
-        has_relu: Whether a kernel may replace numbers that are not finite by 0, so an evaluation
-            may or may not see such a client.
-        tolerance: Largest difference between runtimes, relative to an array's largest value. TFF's
-            worker and Python's TensorFlow are two builds, whose convolution kernels differ by an
-            amount that depends on the processor.
+        model: Builder of the model.
+        client: Called with a generator and a size; returns a random client.
+        has_real_inputs: Whether inputs are floats, which can be NaN.
+        has_relu: Whether the model has a ReLU, whose kernel may replace NaN by 0. It is then
+            undefined whether an evaluation sees a client's NaN.
+        tolerance: Maximum difference between runtimes, relative to an array's largest value. TFF's
+            worker and Python's TensorFlow are two builds with different convolution kernels.
     """
 
     model: Callable[[], Model]
@@ -67,7 +66,7 @@ _WORD_BAG = keras_zoo.classification(_word_bag, 5)._replace(
 
 
 def _sentences(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
-    # Sentences of one to three words, 0 after them.
+    # Sentences have one to three words, and then 0 as padding.
     words = rng.integers(1, 9, size=[size, 3])
     x = np.where(np.arange(3) < rng.integers(1, 4, size=[size, 1]), words, 0).astype(np.int32)
     domain_id = rng.integers(NUM_DOMAINS, size=size).astype(np.int32)
@@ -80,7 +79,7 @@ KINDS = {
         lambda rng, size: random_client(rng, size, range(NUM_DOMAINS)),
     ),
     "dropout": _from_zoo(keras_zoo.KINDS["dense_with_dropout"])._replace(has_relu=True),
-    # The first of two dense layers is not trained.
+    # The first of two dense layers is frozen.
     "frozen": _frozen(_from_zoo(keras_zoo.classification(_dropout_between, 5)), "dense"),
     "convolutional": _from_zoo(keras_zoo.KINDS["convolutional"])._replace(
         has_relu=True, tolerance=2e-4

@@ -1,6 +1,6 @@
-"""Prints a hash of rounds on a number of logical devices, as JSON.
+"""A script that runs rounds on a number of logical devices, and prints a hash of them as JSON.
 
-It needs a separate process: TensorFlow accepts logical devices only before it starts.
+It runs in a separate process, as TensorFlow accepts logical devices only before it starts.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def main(num_devices: int, mode: str) -> None:
 
 
 def rounds_on_devices(mode: str) -> dict[str, Any]:
-    """Returns a hash of some rounds, and how many devices TensorFlow has and the rounds used."""
+    """Returns a hash of some rounds, the number of devices, and the number of used devices."""
     with CohortRuntime(options_in_mode(mode, 3)) as runtime:
         lanes = runtime.running_lanes()
         shards = range(20 * lanes.num_lanes)

@@ -1,4 +1,4 @@
-"""Processes below this one, as /proc shows them."""
+"""Descendants of this process and their memory, from /proc."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 
 def descendants(process: Optional[int] = None) -> list[int]:
-    """Returns the process ids of all children, their children, and so on."""
+    """Returns the ids of all descendants of a process, by default this one."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -26,7 +26,7 @@ def descendants(process: Optional[int] = None) -> list[int]:
 
 
 def title(pid: int) -> str:
-    """Returns the command line of a process, empty if it has ended."""
+    """Returns a process's command line; an empty string if the process has exited."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
@@ -34,13 +34,13 @@ def title(pid: int) -> str:
 
 
 def resident_mb(pid: int) -> float:
-    """Returns the memory of a process."""
+    """Returns a process's resident memory in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> bool:
-    """Waits until a condition holds; returns whether it does."""
+    """Waits until a condition holds; returns False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

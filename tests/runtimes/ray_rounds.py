@@ -1,10 +1,8 @@
-"""Rounds that tests of the Ray runtime compare between processes.
+"""Rounds for tests of the Ray runtime, and a script that runs them in the cohort runtime.
 
-Run with a file and cases as MODE-AGGREGATION-ALGORITHM, the script writes the results of the cohort
-runtime.
-
-The cohort runtime's bits need one thread per operation. TensorFlow accepts this setting only before
-its first operation, which is too late in a test's own process.
+The script's arguments are a file for the results, and cases as MODE-AGGREGATION-ALGORITHM. It runs
+in a separate process, since equal bits need one thread per operation, and TensorFlow accepts this
+setting only before its first operation.
 """
 
 import functools
@@ -22,23 +20,24 @@ from tff_agnostic.computations import Algorithm, PlainSum, SecureSum, SecureSumO
 from tff_agnostic.models import Model, logistic_regression
 
 NUM_DOMAINS = 3
-# Features and classes: a model that is run in step, and one that is large enough to be streamed.
+# Numbers of features and classes of a model that runs vectorised by default, and of a larger model
+# that runs streamed.
 _SIZES = {"vectorised": (4, 3), "streamed": (400, 300)}
 OPTIONS: Mapping[str, Any] = {"max_clients_in_step": 2}
 _AGGREGATIONS = {
     "plain": PlainSum(),
     "secure": SecureSum(make_options(SecureSumOptions, limit_examples=50)),
 }
-# Algorithms by mode and aggregation; that of secure sums has two steps.
+# Algorithms by mode and aggregation. The algorithm with secure sums has two steps.
 _ALGORITHMS = {
     ("vectorised", "plain"): "agnostic_fed_avg",
     ("vectorised", "secure"): "above_mean",
     ("streamed", "plain"): "stochastic_afl",
 }
-# Excess losses, above and below the losses.
+# Baselines of excess losses, some above and some below the losses.
 _SETTINGS: Mapping[str, Any] = {"agnostic_fed_avg": {"lambda_baselines": (0.9, 0.0, 2.0)}}
 CASES = tuple((*case, algorithm) for case, algorithm in _ALGORITHMS.items())
-# Messages of another form, and as clients' model an ensemble.
+# Cases in which the clients' model is an ensemble, with other messages.
 ENSEMBLE_CASES = (
     ("vectorised", "plain", "fed_boost"),
     ("vectorised", "secure", "afl_boost"),
@@ -48,7 +47,7 @@ ENSEMBLE_CASES = (
 
 @functools.cache
 def model(mode: str) -> Model:
-    """Returns the model that runs in a mode by default; cached, so that tests share its traces."""
+    """Returns the model that runs in a mode by default, cached so that tests share its traces."""
     return logistic_regression(*_SIZES[mode])
 
 
@@ -59,13 +58,13 @@ def _algorithm(mode: str, name: str) -> Algorithm:
 
 
 def training(runtime: Any, mode: str, aggregation: str = "plain", algorithm: str = "") -> Any:
-    """Prepares rounds of a mode's model, with its own algorithm unless another is given."""
+    """Returns the training of a mode's model, by default with the algorithm in `_ALGORITHMS`."""
     name = algorithm or _ALGORITHMS[mode, aggregation]
     return runtime.training(_algorithm(mode, name), _AGGREGATIONS[aggregation])
 
 
 def cohort(mode: str, num: int, size: int = 20) -> list[dict[str, np.ndarray]]:
-    """Returns clients of uneven sizes."""
+    """Returns clients with between size / 2 and `size` examples."""
     rng = np.random.default_rng(num)
     sizes = rng.integers(size // 2, size, num)
     return [random_client(rng, int(n), range(NUM_DOMAINS), *_SIZES[mode]) for n in sizes]
@@ -79,12 +78,12 @@ def leaves(state: Any) -> list[np.ndarray]:
 
 
 def three_rounds(rounds: Any, mode: str) -> list[np.ndarray]:
-    """Returns the arrays of the last state and of all metrics."""
+    """Runs three rounds; returns the arrays of the last state and of all metrics."""
     return leaves(run_rounds(rounds, [cohort(mode, num) for num in (9, 5, 12)]))
 
 
 def evaluated(runtime: Any, mode: str) -> list[np.ndarray]:
-    """Evaluates two models in a client mode, with the clients in two parts; returns the arrays."""
+    """Evaluates two models on clients in two parts, and returns the results' arrays."""
     evaluate = runtime.evaluation(model(mode), NUM_DOMAINS, PlainSum())
     initial = model(mode).initial_weights
     other = initial._replace(trainable=[np.full_like(w, 0.25) for w in initial.trainable])

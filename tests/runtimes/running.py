@@ -1,4 +1,4 @@
-"""Clients in memory, and runtimes that start at their first use, for tests of combinations."""
+"""Clients in memory, and runtimes that start at first use, for tests of combinations."""
 
 import contextlib
 import functools
@@ -16,17 +16,15 @@ class ClientsInMemory(dict[str, dict[str, Any]]):
 
     @property
     def client_ids(self) -> list[str]:
-        """Ids of all clients."""
         return list(self)
 
     def read(self, client_id: str) -> dict[str, Any]:
-        """Returns the examples of a client."""
         return self[client_id]
 
 
 @contextlib.contextmanager
 def running_runtimes(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
-    """Yields a function that returns a running runtime: "tff", "ray", or a client mode."""
+    """Yields a function that returns a started runtime by name: "tff", "ray" or a client mode."""
     with contextlib.ExitStack() as stack:
 
         @functools.cache

@@ -1,4 +1,4 @@
-"""Modes in which the clients of a cohort run, and the automatic choice."""
+"""Client modes give equal sums, choose groups of clients, and raise clients' errors unchanged."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ from tff_agnostic.runtimes.devices import streamed_shards
 
 
 class _Work:
-    """Client work of the first step of an algorithm, and the message to clients."""
+    """Compiled client work of an algorithm's only step, and the message to clients."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class _Work:
         return CLIENT_MODES[mode](self.compiled, cohort, max_clients_in_step)
 
     def sums(self, mode, cohort, max_clients_in_step=None):
-        """Returns the sum of each shard."""
+        """Returns each shard's sum."""
         run, shards = self.plan(mode, cohort, max_clients_in_step)
         return [run(self.broadcast, [cohort[k] for k in shard]).output for shard in shards]
 
@@ -73,7 +73,7 @@ def small() -> _Work:
 
 @pytest.fixture(scope="module")
 def large() -> _Work:
-    """A model with too many weights for clients in step."""
+    """Work with a model that has too many weights for vectorised clients."""
     return _Work(logistic_regression(4000, 50))
 
 
@@ -98,7 +98,7 @@ def test_streamed_clients_stay_in_their_order(small):
 
 
 @pytest.mark.nightly
-def test_vectorised_groups_are_as_large_as_allowed(small):
+def test_vectorised_groups_have_the_maximum_size(small):
     cohort = _cohort(*[5] * 10)
     assert [len(shard) for shard in small.plan("vectorised", cohort, 4)[1]] == [4, 4, 2]
     assert [len(shard) for shard in small.plan("vectorised", cohort, 1)[1]] == [1] * 10
@@ -106,8 +106,8 @@ def test_vectorised_groups_are_as_large_as_allowed(small):
 
 
 @pytest.mark.nightly
-def test_groups_shrink_where_clients_or_models_are_large(small, large):
-    """Fewer clients fit if they have 2 MB, or a thousand times the weights."""
+def test_groups_shrink_with_large_clients_or_models(small, large):
+    """Large clients have 2 MB of examples, and the large model 10,000 times the weights."""
     sizes = [5] * 300
     small_shards = small.plan("vectorised", _cohort(*sizes))[1]
     large_shards = large.plan("vectorised", _cohort(*sizes, num_features=4000))[1]
@@ -115,7 +115,7 @@ def test_groups_shrink_where_clients_or_models_are_large(small, large):
     assert max(map(len, small_shards)) > 100
     assert max(map(len, large_shards)) < 100
     assert max(map(len, row_shards)) < 20
-    # At least one client must run, even if it is too large.
+    # A single client runs even if it exceeds the limit.
     assert small.plan("vectorised", _cohort(3_000_000))[1] == [(0,)]
 
 
@@ -131,7 +131,7 @@ def test_automatic_mode_depends_on_model_size(small, large):
 
 
 @pytest.mark.nightly
-def test_accelerators_run_large_models_in_step(large):
+def test_accelerators_vectorise_large_models(large):
     large_cohort = _cohort(9, 4, 1, num_features=4000)
     accelerated = _Work(logistic_regression(4000, 50), grouping=ON_ACCELERATOR)
     assert accelerated.plan("auto", large_cohort)[1] == [(0, 1, 2)]
@@ -152,7 +152,7 @@ def test_accelerators_run_large_models_in_step(large):
 
 
 @pytest.mark.nightly
-def test_accelerator_dropout_equals_sequential_bits():
+def test_accelerator_dropout_equals_cpu_dropout_exactly():
     kind, rng = KINDS["dropout"], np.random.default_rng(0)
     cohort = [kind.client(rng, size) for size in (9, 0, 4, 1)]
     on_cpu, accelerated = (_Work(kind.model(), grouping=g) for g in (ON_CPU, ON_ACCELERATOR))
@@ -161,8 +161,8 @@ def test_accelerator_dropout_equals_sequential_bits():
 
 
 @pytest.mark.nightly
-def test_lookup_clients_run_in_step():
-    """A client gets half a megabyte of two predictors, and reads a row for each word."""
+def test_ensembles_of_lookups_are_vectorised():
+    """A client receives two predictors of half a megabyte, but gathers only a row per word."""
     outcomes = 60_000
     rng = np.random.default_rng(0)
     predictors = [ModelWeights([w], []) for w in rng.normal(size=[3, outcomes]).astype(np.float32)]
@@ -173,13 +173,13 @@ def test_lookup_clients_run_in_step():
     cohort = [{"x": x, "y": x, "domain_id": np.zeros([len(x)], np.int32)} for x in words]
     shards = work.plan("auto", cohort)[1]
     assert shards == work.plan("vectorised", cohort)[1]
-    # The shards are as large as with models of a few bytes.
+    # The predictors' size does not limit the shards.
     assert max(map(len, shards)) > 20
     assert_all_close(_total(work.sums("auto", cohort)), _total(work.sums("streamed", cohort)))
 
 
 @pytest.mark.parametrize("mode", list(CLIENT_MODES))
-def test_a_cohort_without_clients_has_no_shards(small, mode):
+def test_empty_cohort_has_no_shards(small, mode):
     assert small.plan(mode, [])[1] == []
 
 
@@ -200,7 +200,7 @@ def _has_wrong_shapes(values: tf.Tensor) -> tf.Tensor:
 
 
 def _also_for_each_client(wrong: Any) -> Any:
-    """Adds a failing function to client work, which runtimes apply to each client."""
+    """Adds a failing function to client work, which is applied to each client."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:
@@ -213,7 +213,7 @@ def _also_for_each_client(wrong: Any) -> Any:
 
 
 def _also_for_all_clients(wrong: Any) -> Any:
-    """Adds a failing function to client work, which is called once for all clients in step."""
+    """Adds a failing function to client work, which is called once for all vectorised clients."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:
@@ -242,7 +242,7 @@ _MISTAKES = {
     ),
 )
 def test_client_errors_are_raised_unchanged(mode, where, kind):
-    """Falling back to streamed clients would be slow, and hide the error."""
+    """The automatic mode must not hide the error by falling back to streamed clients."""
     wrong, error, message = _MISTAKES[kind]
     work = _Work(logistic_regression(4, 3), where(wrong))
     with pytest.raises(error, match=message) as raised:
@@ -251,8 +251,8 @@ def test_client_errors_are_raised_unchanged(mode, where, kind):
 
 
 @pytest.mark.nightly
-def test_single_client_functions_raise_errors():
-    """A function without an axis of clients works only if clients are streamed."""
+def test_functions_of_one_client_raise_when_vectorised():
+    """The function requires a scalar, but vectorised clients have an axis of clients."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:

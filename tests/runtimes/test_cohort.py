@@ -1,4 +1,4 @@
-"""The cohort runtime: structures, memory, devices, its end; test_parity.py tests results."""
+"""The cohort runtime: structures of results, memory, devices, and use after close."""
 
 import dataclasses
 import gc
@@ -26,6 +26,7 @@ from tests.marks import usually
 from tests.models import keras_zoo
 from tests.options import options_in_mode
 from tests.runtimes.on_devices import rounds_on_devices
+from tests.runtimes.processes import resident_mb
 from tff_agnostic.base.errors import ExecutionError
 from tff_agnostic.base.later import tff
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
@@ -60,7 +61,7 @@ def training(runtime):
 
 
 @pytest.mark.nightly
-def test_rounds_follow_the_pure_functions(training):
+def test_rounds_equal_eager_training(training):
     cohorts = [_cohort(seed, num=1 + 7 * seed) for seed in range(6)]
     state, _ = run_rounds(training, cohorts)
     expected, _ = run_rounds(EagerTraining(_algorithm()), cohorts)
@@ -69,7 +70,7 @@ def test_rounds_follow_the_pure_functions(training):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("num_classes, is_kept", [(3, True), (300_000, False)])
-def test_small_models_are_traced_once_a_process(num_classes, is_kept):
+def test_small_models_are_traced_once_per_process(num_classes, is_kept):
     model, traced = logistic_regression(4, num_classes), []
 
     def predict(*arguments):
@@ -100,7 +101,7 @@ def test_results_are_numpy_arrays(runtime, training):
 
 @pytest.mark.nightly
 def test_empty_cohort_sums_to_zeros(runtime):
-    """The empty cohort is the first one, so that nothing has been traced."""
+    """The first cohort is empty, so that no client's work has been traced."""
     training = runtime.training(_algorithm(), PlainSum())
     state = training.initialize()
     after, metrics = training.next(state, [])
@@ -122,7 +123,7 @@ def test_column_order_does_not_matter(training):
 
 
 @pytest.mark.nightly
-def test_nothing_that_is_handed_over_changes(training):
+def test_rounds_do_not_change_their_arguments(training):
     state, cohort = training.initialize(), _cohort()
     copies = tf.nest.map_structure(np.copy, (state, cohort))
     training.next(state, cohort)
@@ -130,7 +131,7 @@ def test_nothing_that_is_handed_over_changes(training):
 
 
 @pytest.mark.nightly
-def test_rounds_and_evaluations_may_take_turns(runtime, training):
+def test_evaluations_between_rounds_keep_results(runtime, training):
     model = logistic_regression(4, 3)
     evaluate = runtime.evaluation(model, 3, PlainSum())
     expected, _ = run_rounds(training, [_cohort(0), _cohort(1)])
@@ -142,7 +143,7 @@ def test_rounds_and_evaluations_may_take_turns(runtime, training):
 
 
 @pytest.mark.nightly
-def test_it_can_be_entered_again():
+def test_runtime_can_be_entered_again():
     runtime = CohortRuntime()
     training = runtime.training(_algorithm(), PlainSum())
     results = []
@@ -167,7 +168,7 @@ def test_prepared_rounds_do_not_run_after_close():
 
 
 @pytest.mark.nightly
-def test_runtime_leaves_tffs_context_alone():
+def test_runtime_keeps_tffs_context():
     stack = tff.framework.get_context_stack()
     before = stack.current
     with CohortRuntime() as runtime:
@@ -180,7 +181,7 @@ def test_runtime_leaves_tffs_context_alone():
 def test_runtime_survives_failing_round(runtime, training):
     state, cohort = training.initialize(), _cohort()
     expected = training.next(state, cohort)
-    # A domain out of range, which datasets refuse.
+    # Domain 99 is out of range.
     wrong = {**cohort[0], "domain_id": np.full(len(cohort[0]["y"]), 99, np.int32)}
     with pytest.raises(tf.errors.InvalidArgumentError):
         training.next(state, [*cohort, wrong])
@@ -190,9 +191,9 @@ def test_runtime_survives_failing_round(runtime, training):
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", usually(["streamed"], _MODES))
 def test_memory_does_not_grow_with_the_rounds(mode):
-    """Leaking a round's state would be 12 MB in each part of these rounds, its data 29 MB.
+    """Leaked states would add 12 MB per 30 rounds, and leaked examples 29 MB.
 
-    A leak adds memory in every part of the test, an allocator's reserve only once.
+    A leak adds memory in each third of the rounds, an allocator's reserve only in one.
     """
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
@@ -208,12 +209,8 @@ def test_memory_does_not_grow_with_the_rounds(mode):
                 evaluate(state.algorithm.weights, [cohort])
             if k % 30 == 29:
                 gc.collect()
-                sizes.append(_resident_mb())
+                sizes.append(resident_mb(os.getpid()))
         assert min(np.diff(sizes)) < 6
-
-
-def _resident_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _normalized_dense() -> tf.keras.Model:
@@ -233,8 +230,8 @@ def _normalized_images() -> tf.keras.Model:
 @pytest.mark.parametrize(
     ("build", "shape"), [(_normalized_dense, [5]), (_normalized_images, [4, 4, 2])]
 )
-def test_lanes_share_no_stateful_kernel(build, shape):
-    """TensorFlow's fused normalisation has such a kernel: two threads crashed the process."""
+def test_models_avoid_fused_normalisation(build, shape):
+    """TensorFlow's fused normalisation has a stateful kernel, which crashes with two lanes."""
     kind = keras_zoo.classification(build, shape)
     model = kind.model()
     for training in (True, False):
@@ -246,7 +243,7 @@ def test_lanes_share_no_stateful_kernel(build, shape):
 
 
 class _FullLanes:
-    """Lanes on a device without free memory."""
+    """Lanes whose device has no free memory."""
 
     def map_in_order(self, fn: Any, items: Any) -> Iterator[Any]:
         yield from ()
@@ -270,8 +267,8 @@ def test_exhausted_memory_names_settings_to_lower():
 
 
 @pytest.mark.slow
-def test_devices_change_no_vectorised_clients_bit():
-    """Four logical devices in another process; `test_card.py` has clients one by one."""
+def test_device_count_keeps_vectorised_results_identical():
+    """Another process has four logical devices; `test_card.py` tests streamed clients."""
     output = subprocess.check_output(
         [sys.executable, "-W", "ignore", "-m", "tests.runtimes.on_devices", "4", "vectorised"],
         text=True,

@@ -1,4 +1,4 @@
-"""Devices that TensorFlow has, and messages about a device that it lacks."""
+"""The choice of devices, and errors that name an absent device."""
 
 import pytest
 import tensorflow as tf
@@ -15,7 +15,7 @@ _HINT = {
 
 
 class _Logical:
-    """A substitute for TensorFlow's logical devices."""
+    """A fake logical device."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,19 +31,19 @@ def _pretend(monkeypatch, *names: str) -> None:
     )
 
 
-def test_the_cpu_is_always_there():
+def test_cpu_is_always_available():
     assert DEVICES["cpu"]() == [d.name for d in tf.config.list_logical_devices("CPU")]
     assert len(DEVICES["cpu"]()) >= 1
 
 
-def test_auto_takes_all_best_devices(monkeypatch):
+def test_auto_selects_all_gpus_or_the_cpu(monkeypatch):
     cpu, gpus = "/device:CPU:0", [f"/device:GPU:{k}" for k in range(2)]
     _pretend(monkeypatch, cpu)
     assert DEVICES["auto"]() == [cpu]
     _pretend(monkeypatch, cpu, *gpus)
     assert DEVICES["auto"]() == DEVICES["gpu"]() == gpus
     assert DEVICES["cpu"]() == [cpu]
-    # A TPU is only used if requested: without XLA it runs nothing.
+    # Auto never selects a TPU, which needs XLA.
     _pretend(monkeypatch, cpu, "/device:TPU:0")
     assert DEVICES["auto"]() == [cpu]
     assert DEVICES["tpu"]() == ["/device:TPU:0"]
@@ -62,7 +62,7 @@ def test_absent_device_names_available_ones(monkeypatch, kind):
 
 @pytest.mark.nightly
 @pytest.mark.skipif("gpu" not in _ABSENT, reason="there is a GPU")
-def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
+def test_absent_device_exits_without_output_files(tmp_path_factory):
     output = tmp_path_factory.mktemp("output")
     with Process(python_module("train", *TOY, "--device=gpu"), output) as process:
         outcome = process.outcome()
@@ -72,7 +72,7 @@ def test_a_shell_sees_one_line_and_status_2(tmp_path_factory):
     assert {path.name for path in output.iterdir()} == {"out", "err"}
 
 
-def test_late_thread_setting_changes_nothing():
+def test_late_thread_setting_is_ignored():
     tf.zeros([1])
     before = tf.config.threading.get_intra_op_parallelism_threads()
     one_thread_per_operation()

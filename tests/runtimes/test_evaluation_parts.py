@@ -1,4 +1,4 @@
-"""Evaluations of clients in parts: only the total sum is released."""
+"""Evaluations of clients in several parts release only the total sum."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from tff_agnostic.runtimes.options import CohortOptions
 _MODEL = logistic_regression(4, 3)
 _RNG = np.random.default_rng(2)
 _WEIGHTS = ModelWeights([_RNG.normal(size=shape).astype(np.float32) for shape in ([4, 3], [3])], [])
-# Few bits: rounding each part by itself would show.
+# With so few bits, rounding each part separately would change the result.
 _SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=20, secure_bits=9))
 _CLIENTS = [random_client(_RNG, n, range(3)) for n in (9, 1, 30, 4, 13)]
 
@@ -45,7 +45,7 @@ def _in_parts(*sizes: int) -> list[Sequence[Any]]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 3), (1, 4), (4, 0, 1), (0, 5)])
 def test_secure_parts_equal_complete_sums(secure, sizes):
-    """A part may have a single client or none, although a released sum needs more."""
+    """A part may have one client or none, although a released sum needs two."""
     result, expected = secure(_WEIGHTS, _in_parts(*sizes)), secure(_WEIGHTS, _in_parts(5))
     assert_identical(result.output, expected.output)
     assert result.clipped == expected.clipped
@@ -64,7 +64,7 @@ def test_joint_models_equal_single_models(runtime, secure):
     others = [ModelWeights([factor * w for w in _WEIGHTS.trainable], []) for factor in (0, -3, 40)]
     models = [_WEIGHTS, *others]
     for evaluate in (secure, runtime.evaluation(_MODEL, 3, PlainSum())):
-        # A generator, which can be read once.
+        # A generator of parts can be read only once.
         result = evaluate.for_each(models, (part for part in _in_parts(2, 3)))
         alone = [evaluate(weights, _in_parts(2, 3)) for weights in models]
         assert_identical([group.output for group in result], [group.output for group in alone])
@@ -76,14 +76,14 @@ def test_joint_models_equal_single_models(runtime, secure):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("parts", [[1], [0, 1, 0]])
-def test_single_client_over_all_parts_is_refused(secure, parts):
+def test_single_client_in_all_parts_raises(secure, parts):
     with pytest.raises(UserError, match="expected at least 2 clients in a sum, found 1"):
         secure(_WEIGHTS, _in_parts(*parts))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("parts", [[], [0], [0, 0]])
-def test_no_clients_at_all_are_zeros(secure, parts):
+def test_evaluation_without_clients_gives_zeros(secure, parts):
     assert not any(secure(_WEIGHTS, _in_parts(*parts)).output.clients.values())
 
 
@@ -91,6 +91,6 @@ def test_plain_parts_equal_complete_sums(runtime):
     plain = runtime.evaluation(_MODEL, 3, PlainSum())
     whole = plain(_WEIGHTS, [_CLIENTS]).output
     assert_all_close(plain(_WEIGHTS, _in_parts(2, 1, 2)).output, whole)
-    # The values of a single client would not be secret.
+    # Plain sums allow a single client.
     assert plain(_WEIGHTS, _in_parts(1)).output.clients["evaluated"] == 1
     assert plain(_WEIGHTS, []).output.clients["evaluated"] == 0

@@ -1,4 +1,4 @@
-"""Lanes: order of results, exceptions, limit on unfinished items, and shutdown."""
+"""Lanes, which are threads with a device each; shards of cohorts; and numbers of traces."""
 
 import contextlib
 import sys
@@ -50,7 +50,7 @@ def test_results_have_the_items_order(lanes):
 
 
 def test_result_order_ignores_completion_order():
-    """The first item ends only after the last one, which the other lane runs."""
+    """The first item finishes only after the last item, which the other lane runs."""
     lanes, last_is_done = DeviceThreads([_CPU], 2), threading.Event()
 
     def fn(k: int) -> int:
@@ -92,7 +92,7 @@ def test_exception_cancels_pending_items(lanes):
 
 
 def test_items_are_taken_lazily(lanes):
-    """Memory holds the clients of at most twice as many shards as lanes."""
+    """At most twice as many items as lanes are in memory."""
     taken = []
 
     def items():
@@ -121,7 +121,7 @@ def test_running_items_do_not_exceed_lanes(lanes):
 
 
 def test_all_lanes_run_at_once():
-    """Each item waits for the other items, so that fewer lanes would hang."""
+    """Each item waits for the other items, so with fewer lanes the test would hang."""
     lanes, barrier = DeviceThreads([_CPU], 3), threading.Barrier(3)
     list(lanes.map_in_order(lambda _: barrier.wait(_TIMEOUT_SECONDS), range(3)))
     lanes.close()
@@ -148,7 +148,7 @@ def test_lanes_share_devices_evenly(monkeypatch):
     lanes.close()
 
 
-def test_closing_ends_the_threads():
+def test_closing_lanes_ends_their_threads():
     before = len(_lane_threads())
     lanes = DeviceThreads([_CPU], 3)
     list(lanes.map_in_order(lambda k: k, range(10)))
@@ -173,15 +173,15 @@ def test_sums_run_from_left_to_right():
     assert sum_in_order([], lambda a, b: a + b) is None
 
 
-# --- How cohorts are cut into shards
+# --- Shards of cohorts
 
 
-# Padding that a shard may have regardless of its rows; above it, a fraction of them.
-_FREE_ROWS, _PART = 2048, 0.25
+# A shard may have this many rows of padding, or this fraction of its rows if that is more.
+_FREE_ROWS, _MAX_FRACTION = 2048, 0.25
 
 
 def _random_sizes(seed: int) -> list[int]:
-    """Sizes of a cohort: some equal, some empty, some a hundred times as large as others."""
+    """Returns random sizes of a cohort's clients, which can be empty, equal or very different."""
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(mean=rng.uniform(0, 6), sigma=rng.uniform(0, 2), size=rng.integers(1, 90))
     return [int(size) for size in sizes]
@@ -199,55 +199,55 @@ _SIZES = [
 
 
 def _padding(sizes: list[int], shard: tuple[int, ...]) -> tuple[int, int]:
-    """Returns the number of rows of padding, and of all rows."""
+    """Returns a shard's number of padding rows, and of all rows."""
     rows = [sizes[k] for k in shard]
     return max(rows) * len(rows) - sum(rows), max(rows) * len(rows)
 
 
 @pytest.mark.parametrize("max_clients", [1, 2, 7, 256])
-def test_groups_hold_every_client_once_within_the_bounds(max_clients):
+def test_vectorised_shards_contain_each_client_within_bounds(max_clients):
     for sizes in _SIZES:
-        cut = vectorised_shards(sizes, max_clients)
-        # Similar sizes share a group.
-        in_order = [k for shard in cut for k in shard]
+        shards = vectorised_shards(sizes, max_clients)
+        # Clients are sorted by size, so that similar sizes share a shard.
+        in_order = [k for shard in shards for k in shard]
         assert sorted(in_order) == list(range(len(sizes)))
         assert [sizes[k] for k in in_order] == sorted(sizes, reverse=True)
-        for shard in cut:
+        for shard in shards:
             assert 1 <= len(shard) <= max_clients
             padding, rows = _padding(sizes, shard)
-            assert padding <= max(_FREE_ROWS, _PART * rows)
+            assert padding <= max(_FREE_ROWS, _MAX_FRACTION * rows)
 
 
-def test_groups_are_few_and_nearly_equal():
+def test_vectorised_shards_are_few_and_nearly_equal():
     assert [len(shard) for shard in vectorised_shards([10] * 10, 4)] == [4, 4, 2]
     assert [len(shard) for shard in vectorised_shards([10] * 9, 8)] == [5, 4]
     assert [len(shard) for shard in vectorised_shards([10] * 8, 8)] == [8]
-    # Next to 100,000 rows, each small client would add 99,999 of padding.
+    # Next to a client with 100,000 rows, each small client would add 99,999 rows of padding.
     assert vectorised_shards([1, 100_000, 1, 1], 4) == [(1,), (0, 2, 3)]
     # Equal sizes keep the cohort's order.
     assert vectorised_shards([5, 9, 5, 9], 2) == [(1, 3), (0, 2)]
 
 
 @pytest.mark.parametrize("num_clients", [0, 1, 2, 31, 32, 33, 100, 10_000])
-def test_neighbours_are_streamed_together_and_each_once(num_clients):
-    cut = streamed_shards(num_clients)
-    assert [k for shard in cut for k in shard] == list(range(num_clients))
-    lengths = [len(shard) for shard in cut]
-    assert len(cut) == min(num_clients, MAX_STREAMED_SHARDS)
+def test_streamed_shards_keep_order_and_are_even(num_clients):
+    shards = streamed_shards(num_clients)
+    assert [k for shard in shards for k in shard] == list(range(num_clients))
+    lengths = [len(shard) for shard in shards]
+    assert len(shards) == min(num_clients, MAX_STREAMED_SHARDS)
     assert max(lengths, default=0) - min(lengths, default=0) <= 1
 
 
-def test_positions_are_plain_integers():
-    """Positions are sent to workers, and are indices of lists."""
-    for cut in (streamed_shards(3), vectorised_shards([1, 2, 3], 2)):
-        assert {type(k) for shard in cut for k in shard} == {int}
+def test_shards_contain_python_integers():
+    """Shards are sent to workers, and index lists."""
+    for shards in (streamed_shards(3), vectorised_shards([1, 2, 3], 2)):
+        assert {type(k) for shard in shards for k in shard} == {int}
 
 
-# --- What the cohort runtime traces, and that it traces nothing twice
+# --- Traces of the cohort runtime
 
 
 def _counting_model() -> tuple[Model, list[int]]:
-    """A model that records its traces."""
+    """Returns a model, and a list that grows with each trace of its predictions."""
     model, traces = linear_model(), []
 
     def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:
@@ -266,7 +266,7 @@ def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["auto", "streamed", "vectorised"])
-def test_no_round_and_no_evaluation_is_traced_again(mode):
+def test_rounds_and_evaluations_are_traced_once(mode):
     model, traces = _counting_model()
     with CohortRuntime(options_in_mode(mode, 3)) as runtime:
         training = runtime.training(build("agnostic_fed_avg", model), PlainSum())
@@ -300,7 +300,7 @@ def test_lambda_rates_share_a_trace():
     assert np.any(lambdas[0] != lambdas[1])
 
 
-# The algorithms have four kinds of client work.
+# Each algorithm has a different kind of client work.
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
 def test_trials_share_a_trace(name):
@@ -318,9 +318,9 @@ def test_trials_share_a_trace(name):
         assert num_first > 0
         again, num_again = weights_and_traces(seed=5)
         assert num_again == 0
-        # Without shuffling, and with all of the cohort, nothing is random.
+        # Without shuffling and sampling, the seed does not change results.
         assert_identical(again, first)
-        # Every algorithm has one of these two settings.
+        # Each algorithm has one of these two settings, which change its trace.
         other, num_other = weights_and_traces(client_learning_rate=1.0, sample_size=3)
         assert num_other > 0
         assert not np.allclose(other.trainable[0], first.trainable[0])
@@ -329,7 +329,7 @@ def test_trials_share_a_trace(name):
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["streamed", "vectorised"])
 def test_simultaneous_threads_trace_once(mode):
-    """Lanes are such threads, but Keras layers and TensorFlow's vectoriser allow one at a time."""
+    """Keras layers and TensorFlow's vectoriser are not thread-safe, so only one lane may trace."""
     model, traces = _counting_model()
     compiled = []
 

@@ -1,7 +1,7 @@
-"""Every runtime has the results of the TFF runtime, for all algorithms, models and client modes.
+"""The cohort runtime's results equal the TFF runtime's, for algorithms, models and client modes.
 
-Rounds and evaluations see clients of uneven sizes, of one example, without examples and, where
-inputs are real numbers, one whose numbers are not finite; batches do not divide the clients.
+Clients have different sizes, a single example or no examples. If inputs are floats, a client has
+NaN. Batch sizes do not divide the clients' sizes.
 """
 
 import contextlib
@@ -26,18 +26,17 @@ from tff_agnostic.runtimes.devices import DeviceThreads
 pytestmark = pytest.mark.slow
 
 _OPTIONS = {"secure": make_options(SecureSumOptions, limit_examples=20, secure_min_clients=1)}
-# Differences are relative to the largest value of an array, or to this if all values are smaller.
+# Tolerances are relative to an array's largest value, or to this number if that is larger.
 _FLOOR = 0.01
-# Cohorts of uneven sizes; the empty one is the last.
+# Sizes of the clients in each cohort; the last cohort is empty.
 _SIZES = ((9, 0, 1, 14, 6), (3, 1, 11), (2, 8, 0, 5, 4, 1), ())
-# Two clients take a step together, so that a cohort has several shards.
+# Maximum number of vectorised clients, so small that a cohort has several shards.
 _GROUP = 2
 
 _MODES = ("streamed", "vectorised")
-# (algorithm, aggregation, kind of model, client modes): every aggregation and every kind of model,
-# including secure sums with different bounds. TFF compiles each run, which takes seconds, and
-# secure ones again for each mode, although modes differ only in plain work. `test_combinations.py`
-# has logistic regression with the other algorithms.
+# (algorithm, aggregation, kind of model, client modes), with every aggregation and kind of model.
+# TFF compiles for seconds per run, and secure sums again for each mode, so secure sums have one
+# mode. `test_combinations.py` tests logistic regression with the other algorithms.
 _ALL_RUNS = [
     ("delta_fl", "plain", "logistic", _MODES),
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
@@ -50,19 +49,19 @@ _ALL_RUNS = [
     ("agnostic_fed_avg", "secure", "frozen", ("vectorised",)),
     ("agnostic_fed_avg", "plain", "convolutional", ("streamed", "vectorised")),
 ]
-# Tests of single runtimes cover the other runs.
+# The other runs are nightly.
 _USUAL_RUNS = [
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
     ("delta_fl", "plain", "logistic", _MODES),
     ("fed_avg", "plain", "frozen", _MODES),
     ("agnostic_fed_avg", "plain", "next_word", ("streamed",)),
 ]
-# Excess losses, above and below the losses.
+# Baselines of excess losses, some above and some below the losses.
 _SETTINGS = {("agnostic_fed_avg", "secure"): {"lambda_baselines": (0.9, 0.0, 2.0)}}
 
 
 class _LanesRuntime(CohortRuntime):
-    """A cohort runtime whose number of lanes can change, so that all of them share a trace."""
+    """A cohort runtime with a variable number of lanes, which share its traces."""
 
     lanes: Optional[DeviceThreads] = None
 
@@ -99,7 +98,7 @@ def _cohorts(kind: ModelKind, spoiled: bool) -> list[list[Examples]]:
     rng = np.random.default_rng(3)
     cohorts = [[kind.client(rng, size) for size in sizes] for sizes in _SIZES]
     if spoiled:
-        # Before the empty client: next to it in a group that is sorted by size.
+        # Groups are sorted by size, so the NaN client is next to the empty client.
         cohorts[0].insert(1, _spoiled(kind.client(rng, 1)))
     return cohorts
 
@@ -110,7 +109,7 @@ def _aggregation(name: str) -> Any:
 
 
 class _Rounds:
-    """Rounds of an algorithm with a kind of model, equal in all runtimes."""
+    """Rounds of an algorithm with a kind of model, to run in several runtimes."""
 
     def __init__(self, algorithm: str, aggregation: str, kind: str) -> None:
         self._kind = KINDS[kind]
@@ -120,7 +119,7 @@ class _Rounds:
         self._cohorts = _cohorts(self._kind, spoiled=self._kind.has_real_inputs)
 
     def run(self, runtime: Any) -> Any:
-        """Returns the last state and the report of each round."""
+        """Returns the last state and each round's report."""
         return run_rounds(self.training(runtime), self._cohorts)
 
     def training(self, runtime: Any) -> Any:
@@ -186,7 +185,7 @@ def test_evaluations_equal_tffs(tff_runtime, cohort_runtimes, aggregation, kind)
     cohorts = _cohorts(KINDS[kind], spoiled=can_be_seen)
     arguments = (model, NUM_DOMAINS, _aggregation(aggregation))
     evaluate = tff_runtime.evaluation(*arguments)
-    # Each cohort in one part, all cohorts in several parts, and no clients.
+    # Evaluate each cohort in one part, all cohorts in several parts, and no clients.
     wanted = [[cohort] for cohort in cohorts] + [cohorts, []]
     expected = [evaluate(weights, parts) for parts in wanted]
     for runtime in cohort_runtimes.values():
@@ -196,7 +195,7 @@ def test_evaluations_equal_tffs(tff_runtime, cohort_runtimes, aggregation, kind)
 
 
 def _assert_equal_numbers(actual: Any, expected: Any, kind: str) -> None:
-    """Integers must be equal; real numbers may differ by rounding errors of reordered sums."""
+    """Checks that integers are equal, and floats within the tolerance of the kind of model."""
     tf.nest.assert_same_structure(actual, expected, check_types=False)
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         a, e = np.asarray(a), np.asarray(e)

@@ -1,4 +1,4 @@
-"""The learning process in TFF's own training program, with its managers of state and metrics."""
+"""The learning process runs in TFF's training program, with TFF's state and metrics managers."""
 
 import asyncio
 import collections
@@ -21,7 +21,7 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.tff import ProgramContext, TffWorker, create_context
 
 _NUM_CLIENTS = 12
-# Cohort sizes below and above the number of a client's columns: see `ProgramContext`.
+# Cohort sizes below and above the number of a client's columns, as explained in `ProgramContext`.
 _CLIENTS_PER_ROUND = (2, 2, 5, 5)
 
 
@@ -32,7 +32,7 @@ def _client(index: int) -> dict[str, np.ndarray]:
 
 
 class _Iterator(tff.program.FederatedDataSourceIterator):
-    """Takes clients in turn. It is copied and saved every round: its only state is a position."""
+    """Selects clients in turn. TFF copies and saves it every round, so it only has a position."""
 
     def __init__(self, position: int = 0) -> None:
         self._position = position
@@ -102,7 +102,7 @@ def _train(worker: TffWorker, folder: Path, rounds: int, clients: int) -> None:
 
 
 def _without_program(worker: TffWorker, clients: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Returns the state and metrics of rounds with cohorts of this size."""
+    """Returns the state and metrics of rounds with cohorts of these sizes."""
     process = _process()
     iterator = _Source().iterator()
     metrics = []
@@ -122,7 +122,7 @@ def _saved_state(folder: Path, version: int, like: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def run(worker, tmp_path_factory) -> Path:
-    """The folder of a run of four rounds, stopped after two; the run must start no process."""
+    """Folder of four rounds, which stopped after two and resumed, without starting a process."""
     folder = tmp_path_factory.mktemp("program")
     before = _worker_processes()
     assert worker.pid in before
@@ -138,14 +138,14 @@ def expected(worker) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.nightly
-def test_resumed_program_equals_run(run, expected):
+def test_resumed_program_equals_uninterrupted_rounds(run, expected):
     saved = _saved_state(run, version=4, like=expected[0])
     assert saved.round_number == 4
     assert_identical(saved.state, expected[0])
 
 
 @pytest.mark.nightly
-def test_csv_has_rounds_domain_metrics(run, expected):
+def test_csv_has_each_rounds_domain_metrics(run, expected):
     with open(run / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
@@ -169,20 +169,19 @@ def test_tensorboard_has_every_round(run):
 
 
 @pytest.mark.slow
-def test_the_model_is_released_after_the_last_round(run):
+def test_model_is_released_after_last_round(run):
     assert (run / "model" / "at_training_checkpoint_round_4").is_dir()
 
 
 @pytest.mark.nightly
-def test_one_client(worker, tmp_path):
+def test_program_runs_with_one_client(worker, tmp_path):
     _train(worker, tmp_path, rounds=1, clients=1)
     state, _ = _without_program(worker, [1])
     assert_identical(_saved_state(tmp_path, version=1, like=state).state, state)
 
 
 @pytest.mark.nightly
-def test_references_are_valid_arguments(worker):
-    """Programs may pass on results that are not computed yet."""
+def test_program_can_pass_on_uncomputed_results(worker):
     process = _process()
 
     async def two_rounds() -> Any:
@@ -199,7 +198,7 @@ def test_references_are_valid_arguments(worker):
 
 
 def _worker_processes() -> set[int]:
-    """Children of this process that are TFF workers."""
+    """Returns the ids of this process's children that are TFF workers."""
     result = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

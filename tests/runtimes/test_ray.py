@@ -1,4 +1,4 @@
-"""Rounds on Ray equal the cohort runtime's bit for bit, even if workers die."""
+"""Rounds on Ray equal the cohort runtime's rounds bit for bit, even if workers die."""
 
 import os
 import pickle
@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tff_agnostic
-from tests.computations.harness import run_rounds
+from tests.computations.harness import assert_identical, run_rounds
 from tests.runtimes.processes import descendants, resident_mb, title, wait_for
 from tests.runtimes.ray_rounds import (
     CASES,
@@ -38,27 +37,27 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def _options(num_workers: int) -> RayOptions:
-    # Workers share the CPUs of a small machine.
+    # Small fractions of CPUs allow several workers on a small machine.
     return RayOptions(num_workers=num_workers, cpus_per_worker=0.1, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:
-    """One Ray, which the runtimes of this module share: starting it takes seconds."""
+    """Starts Ray once for this module, since starting takes seconds."""
     with RUNTIMES["ray"].build(_options(1)):
         yield
 
 
 @pytest.fixture(scope="module")
 def runtime(local_ray: None) -> Iterator[Any]:
-    """A runtime of three workers."""
+    """A runtime with three workers."""
     with RUNTIMES["ray"].build(_options(3)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """Results of the cohort runtime, from a process with one thread per operation."""
+    """The cohort runtime's results, from a process with one thread per operation."""
     path = tmp_path_factory.mktemp("cohort") / "results"
     cases = map("-".join, (*CASES, *ENSEMBLE_CASES))
     command = [sys.executable, "-m", "tests.runtimes.ray_rounds", str(path), *cases]
@@ -68,21 +67,21 @@ def cohort_results(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", (*CASES, *ENSEMBLE_CASES), ids="-".join)
-def test_three_workers_equal_cohort_runtime(runtime, cohort_results, case):
-    _assert_identical(three_rounds(training(runtime, *case), case[0]), cohort_results[case])
+def test_three_ray_workers_match_cohort_runtime(runtime, cohort_results, case):
+    assert_identical(three_rounds(training(runtime, *case), case[0]), cohort_results[case])
 
 
 @pytest.mark.nightly
-def test_evaluation_equals_cohort_runtime(runtime, cohort_results):
-    _assert_identical(evaluated(runtime, "vectorised"), cohort_results["evaluation"])
+def test_ray_evaluation_matches_cohort_runtime(runtime, cohort_results):
+    assert_identical(evaluated(runtime, "vectorised"), cohort_results["evaluation"])
 
 
 @pytest.mark.nightly
-def test_one_worker_equals_cohort_runtime_until_exit(local_ray, cohort_results):
+def test_one_ray_worker_matches_cohort_runtime(local_ray, cohort_results):
     with RUNTIMES["ray"].build(_options(1)) as one:
         rounds = training(one, "streamed")
         result = three_rounds(rounds, "streamed")
-    _assert_identical(result, cohort_results["streamed", "plain", "stochastic_afl"])
+    assert_identical(result, cohort_results["streamed", "plain", "stochastic_afl"])
     with pytest.raises(ExecutionError, match="the Ray runtime is not running"):
         rounds.next(rounds.initialize(), cohort("streamed", 2))
 
@@ -93,11 +92,11 @@ def test_round_without_clients_keeps_weights(runtime):
     initial = rounds.initialize()
     state, metrics = rounds.next(initial, [])
     assert metrics["clients"]["contributed"] == 0
-    _assert_identical(leaves(state.algorithm.weights), leaves(initial.algorithm.weights))
+    assert_identical(state.algorithm.weights, initial.algorithm.weights)
 
 
 def _workers(running: bool) -> list[int]:
-    # Ray gives a worker the name of its method.
+    # Ray names a worker's process after its running method.
     name = "ray::RayWorker.run" if running else "ray::RayWorker"
     return [pid for pid in descendants() if title(pid).startswith(name)]
 
@@ -117,14 +116,14 @@ def test_rounds_free_their_memory(runtime):
     sizes, counts = [], []
 
     def is_settled() -> bool:
-        """Whether the last 40 rounds added less than their states, which are 20 MB."""
+        """Returns whether 40 rounds added less memory than their states' 20 MB."""
         if len(sizes) < 2:
             return False
         growth = sum(sizes[-1][pid] - sizes[-2][pid] for pid in sizes[-1] if pid in sizes[-2])
-        # References to tasks disappear with a delay.
+        # Ray drops references to tasks with a delay.
         return growth < 15 and counts[-1] - counts[-2] < 40
 
-    # Workers take some memory for their first shards, which may be late; a leak never settles.
+    # Memory can still grow when workers get their first shards; with a leak it always grows.
     while not is_settled() and len(sizes) < 10:
         for _ in range(40):
             state, _ = rounds.next(state, clients)
@@ -136,7 +135,7 @@ def test_rounds_free_their_memory(runtime):
 
 @pytest.fixture(scope="module")
 def undisturbed(runtime):
-    """A training of three workers, its cohorts, and their result."""
+    """A training on three workers, its cohorts, and the arrays of its results."""
     cohorts = [cohort("streamed", 8, size=300)] * 2
     rounds = training(runtime, "streamed")
     return rounds, cohorts, leaves(run_rounds(rounds, cohorts))
@@ -156,7 +155,7 @@ def _kill_running_worker(killed: list[int]) -> threading.Thread:
 
 
 @pytest.mark.slow
-def test_workers_killed_in_rounds_change_no_bit(runtime, undisturbed):
+def test_workers_killed_in_rounds_keep_results(runtime, undisturbed):
     rounds, cohorts, expected = undisturbed
     runtime.take_events()
     killed: list[int] = []
@@ -167,8 +166,8 @@ def test_workers_killed_in_rounds_change_no_bit(runtime, undisturbed):
         killer.join()
         metrics.append(report)
     assert len(set(killed)) == len(cohorts)
-    _assert_identical(leaves((state, metrics)), expected)
-    # The last worker may have died after its last shard, which the next round would notice.
+    assert_identical(leaves((state, metrics)), expected)
+    # If the last worker died after its last shard, only the next round would report it.
     events = runtime.take_events()
     assert len(events) >= len(cohorts) - 1
     assert all(event.startswith("ray: worker ") and " died" in event for event in events)
@@ -176,7 +175,7 @@ def test_workers_killed_in_rounds_change_no_bit(runtime, undisturbed):
 
 
 @pytest.mark.slow
-def test_workers_killed_between_rounds_change_no_bit(runtime, undisturbed):
+def test_workers_killed_between_rounds_keep_results(runtime, undisturbed):
     rounds, cohorts, expected = undisturbed
     state, metrics = rounds.initialize(), []
     for k, clients in enumerate(cohorts):
@@ -184,7 +183,7 @@ def test_workers_killed_between_rounds_change_no_bit(runtime, undisturbed):
         metrics.append(report)
         for pid in _workers(running=False) if k == 0 else ():
             os.kill(pid, signal.SIGKILL)
-    _assert_identical(leaves((state, metrics)), expected)
+    assert_identical(leaves((state, metrics)), expected)
     assert wait_for(lambda: len(_workers(running=False)) == 3)
 
 
@@ -245,9 +244,3 @@ def test_worker_that_starts_too_late_raises_error(local_ray):
 @pytest.mark.nightly
 def test_ray_keeps_sigterm_handler(local_ray):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def _assert_identical(result: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert len(result) == len(expected)
-    for a, b in zip(result, expected):
-        np.testing.assert_array_equal(a, b)

@@ -1,4 +1,4 @@
-"""Ray's start and end: a missing Ray, addresses, signals, nodes that leave."""
+"""Ray's start and shutdown: a missing package, wrong addresses, signals, and nodes that leave."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 def ray_runtime(num_workers):
     return RUNTIMES["ray"].build(RayOptions(ray_address=cluster.address, num_workers=num_workers))
 try:
-    # First: a process belongs to the node that it finds, which must stay.
+    # Connect before adding a node, so that this process belongs to the node that stays.
     with ray_runtime(1):
         node = cluster.add_node(num_cpus=2)
         with ray_runtime(2) as runtime:
@@ -74,13 +74,13 @@ def _start(script: str) -> "subprocess.Popen[str]":
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # A process group, as in the foreground of a terminal.
+            # Start a process group, as a terminal does.
             start_new_session=True,
         )
 
 
 @pytest.mark.nightly
-def test_interrupt_spares_workers_and_kill_ends_them():
+def test_workers_ignore_interrupts_and_exit_on_kill():
     process = _start(_ENDLESS)
     try:
         lines: Iterator[str] = iter(process.stdout.readline, "")
@@ -100,7 +100,7 @@ def test_interrupt_spares_workers_and_kill_ends_them():
 @pytest.mark.parametrize(
     ("message", "attempts"), [("The node timed out during startup.", 3), ("no", 1)]
 )
-def test_slow_start_is_repeated_and_others_are_not(monkeypatch, message, attempts):
+def test_only_slow_start_of_ray_is_retried(monkeypatch, message, attempts):
     calls = []
 
     def init(*_, **options):
@@ -114,7 +114,7 @@ def test_slow_start_is_repeated_and_others_are_not(monkeypatch, message, attempt
 
 
 @pytest.mark.nightly
-def test_node_that_leaves_changes_no_bit():
+def test_removed_node_keeps_results():
     process = _start(_TWO_NODES)
     output, _ = process.communicate()
     assert process.returncode == 0, output
@@ -149,7 +149,7 @@ def test_address_without_ray_raises_user_error(monkeypatch, is_listening):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [ConnectionError("no running\nRay instance"), SystemExit(15)])
-def test_ray_that_refuses_raises_user_error(monkeypatch, error):
+def test_failed_connection_to_ray_raises_user_error(monkeypatch, error):
     def init(*_, **__):
         raise error
 

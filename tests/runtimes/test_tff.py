@@ -1,4 +1,4 @@
-"""The TFF runtime: contexts, structures, and a worker that dies."""
+"""The TFF runtime: contexts, structures of results, memory, and a worker that dies."""
 
 import os
 import signal
@@ -16,6 +16,7 @@ from tests.computations.harness import (
     random_client,
     run_rounds,
 )
+from tests.runtimes.processes import resident_mb
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.base.options import Options
 from tff_agnostic.computations import PlainSum, RunState
@@ -35,12 +36,12 @@ def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.nd
 
 @pytest.fixture(scope="module")
 def training(tff_runtime):
-    """Rounds that are compiled once, which takes seconds."""
+    """A training that this module shares, since TFF compiles it for seconds."""
     return tff_runtime.training(_algorithm(), PlainSum())
 
 
 @pytest.mark.nightly
-def test_rounds_follow_the_pure_functions(training):
+def test_rounds_equal_eager_training(training):
     cohorts = [_cohort(seed, num=1 + seed % 4) for seed in range(6)]
     state, _ = run_rounds(training, cohorts)
     expected, _ = run_rounds(EagerTraining(_algorithm()), cohorts)
@@ -65,7 +66,7 @@ def test_column_order_does_not_matter(training):
     assert_identical(training.next(state, with_extra), expected)
 
 
-def test_the_context_before_it_is_restored():
+def test_runtime_restores_previous_context():
     stack = tff.framework.get_context_stack()
     before = stack.current
     with TffRuntime():
@@ -74,7 +75,7 @@ def test_the_context_before_it_is_restored():
 
 
 @pytest.mark.nightly
-def test_it_can_be_entered_again():
+def test_runtime_can_be_entered_again():
     runtime = RUNTIMES["tff"].build(Options())
     states = []
     for _ in range(2):
@@ -102,8 +103,8 @@ def test_prepared_rounds_do_not_run_after_close():
 
 
 @pytest.mark.nightly
-def test_dying_worker_raises_user_error():
-    """TFF would send requests to the dead worker for ever."""
+def test_killed_worker_raises_error():
+    """TFF itself would send requests to the dead worker forever."""
     with TffWorker() as worker, _installed(worker):
         process = build_agnostic_fed_avg(logistic_regression(4, 3), 3)
         state, cohort = process.initialize(), _cohort(num=40, size=300)
@@ -131,9 +132,9 @@ def test_ended_worker_raises_error():
 
 @pytest.mark.nightly
 def test_memory_does_not_grow_with_the_rounds():
-    """Leaking a round's state would be 16 MB in each part of these rounds, its data 38 MB.
+    """Leaked states would add 16 MB per 40 rounds, and leaked examples 38 MB.
 
-    A leak adds memory in every part of the test, an allocator's reserve only once.
+    A leak adds memory in each quarter of the rounds, an allocator's reserve only in one.
     """
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
@@ -144,15 +145,10 @@ def test_memory_does_not_grow_with_the_rounds():
         for _ in range(4):
             for _ in range(40):
                 state = process.next(state, cohort).state
-            sizes.append([_resident_mb(worker.pid), _resident_mb(os.getpid())])
+            sizes.append([resident_mb(worker.pid), resident_mb(os.getpid())])
     worker_growth, python_growth = np.diff(sizes, axis=0).T
     assert min(worker_growth) < 8
     assert min(python_growth) < 8
-
-
-def _resident_mb(pid: int) -> float:
-    with open(f"/proc/{pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _installed(worker: TffWorker):

@@ -1,4 +1,4 @@
-"""The program of docs/how_to/run_a_tff_program.md with TFF's managers, with and without a kill."""
+"""The program in docs/how_to/run_a_tff_program.md resumes after a kill with equal results."""
 
 import csv
 import os
@@ -32,50 +32,50 @@ def _rounds(path: Path) -> list[int]:
 
 
 def _is_between_evaluations(run: Path) -> bool:
-    """Whether all evaluations of the rounds so far have ended, and the next one has not begun.
+    """Returns whether all evaluations have finished, and the next one has not started.
 
-    TFF cannot resume a program that was killed between two of its files.
+    TFF cannot resume a program that was killed between writing two related files.
     """
     done = max(_versions(run / "state"), default=0)
-    # Its manager saves the start and the end of an evaluation.
+    # TFF's manager saves at the start and at the end of an evaluation.
     saved = 1 + max(_versions(run / "eval_manager"), default=-1)
     return done > 2 and done % 2 == 1 and saved == done - 1
 
 
 def _versions(folder: Path) -> dict[int, Path]:
-    """The states that TFF's manager has saved, by their numbers."""
+    """Returns the paths of the states that TFF's manager has saved, by number."""
     paths = folder.iterdir() if folder.exists() else ()
     return {int(result[1]): p for p in paths if (result := re.search(r"_(\d+)$", p.name))}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    """Folders of a program that was killed and restarted, and of one that ran uninterrupted."""
+    """Folders of a killed and restarted program, and of an uninterrupted program."""
     page = (_ROOT / "docs" / "how_to" / "run_a_tff_program.md").read_text()
-    made = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
-    for folder in made.values():
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
+    for folder in folders.values():
         for block, name in _FILE.findall(page):
             (folder / name).write_text(block)
-    first = _start(made["killed"])
+    first = _start(folders["killed"])
     while first.poll() is None:
         time.sleep(0.02)
         first.send_signal(signal.SIGSTOP)
-        if _is_between_evaluations(made["killed"] / "run"):
+        if _is_between_evaluations(folders["killed"] / "run"):
             break
         first.send_signal(signal.SIGCONT)
     first.send_signal(signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL, "it ended before it could be killed"
-    assert _start(made["killed"]).wait() == 0
-    assert _start(made["whole"]).wait() == 0
-    return made
+    assert first.wait() == -signal.SIGKILL, "the program exited before it could be killed"
+    assert _start(folders["killed"]).wait() == 0
+    assert _start(folders["whole"]).wait() == 0
+    return folders
 
 
 @pytest.mark.nightly
-def test_killed_program_equals_uninterrupted_one(folders):
+def test_killed_program_resumes_to_uninterrupted_results(folders):
     for name, file in (("train.csv", range(1, _ROUNDS + 1)), ("evaluation.csv", (2, 4, 6))):
         result, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))
         assert sorted(expected) == list(file)
-        # TFF saves the state of a round after its row: a kill between the two loses that row.
+        # TFF writes a round's row before its state, so a kill between them can lose a row.
         assert set(result) <= set(expected)
         assert len(set(expected) - set(result)) <= 1
     states = [_last_state(folders[name]) for name in ("killed", "whole")]
@@ -84,7 +84,7 @@ def test_killed_program_equals_uninterrupted_one(folders):
 
 
 def _last_state(folder: Path) -> list[np.ndarray]:
-    """The arrays of the newest state that TFF's manager saved; a kill may leave a part of one."""
-    whole = _versions(folder / "run" / "state")
-    path = whole[max(whole)]
+    """Returns the arrays of the last state that TFF's manager saved."""
+    states = _versions(folder / "run" / "state")
+    path = states[max(states)]
     return [np.asarray(value) for value in tf.nest.flatten(tf.saved_model.load(str(path))())]

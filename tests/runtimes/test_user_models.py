@@ -1,4 +1,4 @@
-"""Users' models train in every client mode, with equal sums."""
+"""Users' models train equally in every client mode, and respect masks and causality."""
 
 import functools
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_client_modes_give_equal_rounds(
     model = _model(tmp_path, name)
     options = make_options(FedAvgOptions, client_learning_rate=0.3, client_batch_size=2)
     algorithm = fed_avg(Problem.numbered(model, _NUM_DOMAINS), options)
-    # The work of clients is traced once for all modes.
+    # All modes share the traces of client work.
     compiled = functools.lru_cache(CompiledClientWork)
 
     def train(mode: str) -> Any:
@@ -68,7 +68,7 @@ def test_client_modes_give_equal_rounds(
     weights, reports = train("streamed")
     assert all(report["clients"]["contributed"] > 1 for report in reports)
     assert all(np.all(np.isfinite(weight)) for weight in weights.trainable)
-    # Not every weight: attention does not depend on the bias of its keys.
+    # Some weights may stay, as attention does not depend on the bias of its keys.
     assert not all(map(np.array_equal, model.initial_weights.trainable, weights.trainable))
     for mode in [mode for mode in CLIENT_MODES if mode != "streamed"]:
         if mode == "vectorised" and not USER_MODELS[name].can_be_vectorised:
@@ -78,7 +78,7 @@ def test_client_modes_give_equal_rounds(
             tf.nest.flatten(train(mode)), tf.nest.flatten((weights, reports))
         ):
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-    # Unconvertible models are streamed without a message.
+    # The automatic mode streams other models without a message.
     assert capfd.readouterr().err == ""
 
 

@@ -1,4 +1,4 @@
-"""TFF's worker process ends with the process that started it, for any cause of its end."""
+"""TFF's worker process exits with the process that started it, whatever ends that process."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ with TffWorker() as worker:
 """
 
 
-def test_it_ends_with_its_context():
+def test_worker_exits_with_its_context():
     with TffWorker() as worker:
         pid = worker.pid
         assert is_running(pid)
@@ -36,7 +36,7 @@ def test_it_ends_with_its_context():
 
 
 @pytest.mark.slow
-def test_it_ends_on_an_exception():
+def test_worker_exits_after_exception_in_context():
     with pytest.raises(KeyError), TffWorker() as worker:
         pid = worker.pid
         raise KeyError
@@ -50,7 +50,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGINT)
 def parents(
     request: pytest.FixtureRequest,
 ) -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
-    """A Python process with a worker for each signal, started together to wait only once."""
+    """A Python process with a worker, by signal; all start at once to save time."""
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     with default_signals():
         processes = {
@@ -69,10 +69,10 @@ def parents(
         process.communicate()
 
 
-# Ctrl-C raises an exception in Python, which another test covers.
+# Another test covers the exception that Ctrl-C raises.
 @pytest.mark.nightly
 @pytest.mark.parametrize("sent", usually([signal.SIGKILL], _SIGNALS), ids=lambda sent: sent.name)
-def test_it_ends_after_a_signal_to_its_parent(parents, sent):
+def test_worker_exits_after_signal_to_parent(parents, sent):
     parent = parents[sent]
     pid = int(parent.stdout.readline())
     assert is_running(pid)
@@ -81,8 +81,8 @@ def test_it_ends_after_a_signal_to_its_parent(parents, sent):
     wait_until(lambda: not is_running(pid))
 
 
-def test_it_outlives_the_thread_that_started_it():
-    """The kernel's death signal refers to the thread that started the worker."""
+def test_worker_outlives_the_thread_that_started_it():
+    """The kernel sends its death signal when the starting thread exits, not the process."""
     worker = TffWorker()
     starter = threading.Thread(target=worker.__enter__)
     starter.start()
@@ -95,7 +95,7 @@ def test_it_outlives_the_thread_that_started_it():
 
 
 @pytest.mark.slow
-def test_it_can_be_started_again():
+def test_worker_can_be_started_again():
     worker = TffWorker()
     pids = []
     for _ in range(2):

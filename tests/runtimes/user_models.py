@@ -1,4 +1,4 @@
-"""Small models like those of users, for texts, tables and images."""
+"""Small models as users write them, for texts, tables and images."""
 
 from typing import Any, NamedTuple
 
@@ -15,12 +15,12 @@ _NUMBER = tf.TensorSpec([None], tf.float32)
 
 
 class UserModel(NamedTuple):
-    """A user's file, and data for its model.
+    """A user's file with a model, and random data for the model.
 
     Attributes:
-        data: Arguments of the file.
-        code: The lines of `build_model`.
-        can_be_vectorised: Whether TensorFlow can vectorise it.
+        data: Argument of the file's `build_model`.
+        code: Lines of `build_model`.
+        can_be_vectorised: Whether TensorFlow can vectorise the model.
     """
 
     data: ModelData
@@ -28,12 +28,12 @@ class UserModel(NamedTuple):
     can_be_vectorised: bool = True
 
     def source(self) -> str:
-        """Returns the file."""
+        """Returns the content of the file."""
         lines = "\n".join(f"    {line}" for line in self.code.strip().splitlines())
         return f"{_IMPORTS}\n\ndef build_model(data):\n{lines}\n"
 
     def client(self, rng: np.random.Generator, size: int, num_domains: int) -> dict[str, Any]:
-        """Draws a client's examples."""
+        """Returns a client with `size` random examples."""
         data = self.data
         x = _texts(rng, size) if data.vocabulary_size else _drawn(rng, size, data.x_spec)
         if data.predicts_next_words:
@@ -65,7 +65,7 @@ def _drawn(rng: np.random.Generator, size: int, spec: Any) -> Any:
     if isinstance(spec, dict):
         return {name: _drawn(rng, size, part) for name, part in spec.items()}
     shape = [size, *spec.shape[1:]]
-    # Ids of the three values of a category, and of none of them.
+    # The ids 0 to 3 are for three values of a category, and for other values.
     values = rng.integers(4, size=shape) if spec.dtype.is_integer else rng.normal(size=shape)
     return values.astype(spec.dtype.as_numpy_dtype)
 
@@ -117,7 +117,7 @@ USER_MODELS = {
         _LABELLED,
         _WORDS_IN
         + "seen = layers.MultiHeadAttention(2, 2)(vectors, vectors)\n"
-        # A sum by + would have no mask.
+        # Adding by + would drop the mask.
         + "states = layers.LayerNormalization()(layers.Add()([vectors, seen]))\n"
         + "state = layers.GlobalAveragePooling1D()(states)"
         + _CLASSES_OUT,

@@ -1,7 +1,7 @@
-"""Audits of claimed epsilons by lower bounds from attacks on rounds.
+"""Audits of claimed epsilons, which compare them with lower bounds from attacks on rounds.
 
-Complete rounds run thousands of times, with and without a worst-case client. The model has few
-weights and clients have no examples, since no account depends on either.
+Complete rounds run thousands of times, with and without a worst-case client. The model is small and
+clients have no examples, since accounts do not depend on them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from tff_agnostic.privacy.sampling import (
 from tff_agnostic.privacy.tree import Participations, noise_covariance
 from tff_agnostic.training.private_cohorts import noise_key
 
-# Mechanisms that can be audited.
 Audited = Union[CentralNoise, DistributedNoise, TreeNoise]
 
-# Size of the attacked model, and the algorithm's domains.
+# Sizes of the attacked model, and number of domains.
 _FEATURES, _CLASSES, _DOMAINS = 4, 3, 2
 _LIMITS = ClientLimits(examples=20, loss=5.0)
 _CLIP_NORM = 0.5
@@ -52,7 +51,7 @@ class Audit(NamedTuple):
     """A claimed epsilon, and the results of attacks.
 
     Attributes:
-        claimed: Epsilon of the account.
+        claimed: Epsilon that the account claims.
         findings: Results of the attacks.
     """
 
@@ -61,12 +60,12 @@ class Audit(NamedTuple):
 
     @property
     def proved(self) -> float:
-        """The largest lower bound of epsilon."""
+        """Maximum of the attacks' lower bounds of epsilon."""
         return max(self.findings.noisy_sums.epsilon, self.findings.published.epsilon)
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the true epsilon is larger than the claim."""
+        """Whether the attacks prove that the true epsilon exceeds the claimed epsilon."""
         return self.proved > self.claimed
 
 
@@ -82,16 +81,19 @@ def audit(
     without: Optional[Role] = None,
     **settings: Any,
 ) -> Audit:
-    """Attacks rounds of a mechanism.
+    """Attacks rounds of a mechanism and compares the results with its claimed epsilon.
 
     Args:
-        rounds: Rounds of a run.
+        mechanism: Mechanism of a round.
+        rounds: Number of rounds in a run.
+        delta: The delta that epsilon is for.
         runs: Number of runs with the attacked client, and of runs without it.
         seed: Seed of the runs' keys.
         claimed: The claimed epsilon.
-        secure: Whether a server's noise is added to secure sums.
-        without: Role of the attacked client in runs without it, if not the role that the
-            mechanism's neighbours give it.
+        algorithm: Name of the attacked algorithm.
+        secure: Whether the server adds noise to secure sums.
+        without: Role of the attacked client in runs without it; None for the role that the
+            mechanism's definition of neighbours implies.
         **settings: Settings of the private sums.
     """
     is_tree = isinstance(mechanism, TreeNoise)
@@ -105,13 +107,13 @@ def audit(
 
 
 class _Fleet(NamedTuple):
-    """Cohorts of a mechanism's clients.
+    """A fleet of clients, and its cohorts.
 
     Attributes:
         clients_per_round: Mean number of clients in a round.
         without: Role of the attacked client in runs without it.
-        cohorts: Called with the number of rounds, and the maximum number of silent clients in an
-            entry; returns the cohorts.
+        cohorts: Called with the number of rounds, and the maximum number of silent clients per
+            entry of a cohort; returns the cohorts.
     """
 
     clients_per_round: float
@@ -126,7 +128,7 @@ def _ids(num_clients: int) -> list[str]:
 def _uniform_fleet(
     num_clients: int, drawn: float, without: Role, draw: Callable[[list[str], Seed, int], list[str]]
 ) -> _Fleet:
-    """Returns a fleet; `draw` is called with clients, secret seed and number of the round."""
+    """Returns a fleet in which `draw`, called with clients, seed and round, draws cohorts."""
     ids, rate = _ids(num_clients), drawn / num_clients
     return _Fleet(
         drawn,
@@ -160,7 +162,7 @@ def _fixed_size(sampling: FixedSizeCohorts) -> _Fleet:
 
 def _stratified(sampling: StratifiedCohorts) -> _Fleet:
     sizes, drawn = sampling.strata, sampling.clients_per_round
-    # The first client is attacked: its stratum has the largest rate.
+    # The attacked client is the first one, so its stratum, with the largest rate, comes first.
     first = max(sizes, key=lambda size: -(-size * drawn // sum(sizes)) / size)
     strata = np.repeat(range(len(sizes)), [first, *_without_one(sizes, first)])
 
@@ -199,7 +201,7 @@ def _secret(sampling: SecretCohorts) -> _Fleet:
 
 
 def _in_trees(participations: Participations) -> _Fleet:
-    """Returns a fleet of a client that takes part as early and often as allowed, and one other."""
+    """Returns a fleet of two clients; the attacked one takes part as early and often as allowed."""
 
     def cohorts(rounds: int, bundle: int) -> Cohorts:
         del bundle
@@ -216,7 +218,7 @@ def _in_trees(participations: Participations) -> _Fleet:
     return _Fleet(2, Role.NOBODY, cohorts)
 
 
-# Fleets, by the account's assumption about cohorts.
+# Builders of fleets, by the account's assumption about cohorts.
 _FLEETS: dict[type, Callable[[Any], _Fleet]] = {
     CountedCohorts: _counted,
     FixedSizeCohorts: _fixed_size,
@@ -248,7 +250,7 @@ def _attacked_round(
     spec, z = PRIVACIES[name], float(mechanism.noise_multiplier)
     assert spec.build is not None
     options = spec.options(noise_multiplier=z, clip_norm=_CLIP_NORM, limit=limits, **settings)
-    # Each run replaces this key.
+    # Each run replaces the key.
     key = noise_key(options)
     release = spec.build(
         name, inner, options, NoiseFacts(float(fleet.clients_per_round), key, z, *client_counts)
@@ -269,15 +271,15 @@ _ALL, _THIRD, _SIXTH = PoissonCohorts(6, 6), PoissonCohorts(6, 2), PoissonCohort
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """An attacked mode, and its claim.
+    """A mode of private training to attack, and its claim.
 
     Attributes:
         mechanism: Mechanism of a round.
-        rounds: Rounds of a run.
-        algorithm: Algorithm whose rounds are attacked.
+        rounds: Number of rounds in a run.
+        algorithm: Name of the attacked algorithm.
         settings: Settings of the private sums and of the audit.
         delta: The delta that epsilon is for.
-        account: For a control, a mechanism that the rounds do not have; its epsilon is claimed.
+        account: Wrong mechanism of a control, whose epsilon is claimed; None for `mechanism`.
     """
 
     mechanism: Audited
@@ -289,11 +291,11 @@ class Mode:
 
     @property
     def is_control(self) -> bool:
-        """Whether its claim is wrong on purpose."""
+        """Whether the claimed epsilon is wrong on purpose."""
         return self.account is not None
 
     def audited(self, runs: int, seed: int = 0) -> Audit:
-        """Returns the results of attacks on this many runs."""
+        """Attacks `runs` runs with and without the client, and returns the results."""
         claimed = PrivacyAccountant([self.account or self.mechanism], self.delta)
         return audit(
             self.mechanism,
@@ -316,7 +318,7 @@ def _central(z: float, sampling: CohortSampling = _ALL) -> CentralNoise:
     return CentralNoise(z, sampling)
 
 
-# On average a round has 2 of 20 clients; their number is public.
+# A round has 2 of 20 clients on average, and their number is public.
 _COUNTED = _clients_noise(0.8, CountedCohorts(20, 2, 1), 2, 1)
 
 MODES = {

@@ -1,9 +1,9 @@
-"""An attacker's view of rounds with private sums: one graph executes many runs at once.
+"""An attacker's observations of rounds with private sums, where one graph executes many runs.
 
 Server and aggregation work as in a real run: they start, encode, sum, decode and finish. Only the
-clients' computations on examples are omitted, since any answer may be theirs: each entry of a
-cohort has a role, which determines its answer. The attacked client's answer has the maximum norm of
-every group, in a fixed direction; all other answers have the opposite direction.
+clients' computations on examples are omitted, since a client may send any output. Each entry of a
+cohort has a role, which determines its output. The attacked client's output has the maximum norm of
+every group, in a fixed direction. All other outputs have the opposite direction.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from tff_agnostic.computations.round import (
     traced_specs,
 )
 
-# Maximum number of entries of cohorts, over all runs, to run at once; more take more memory.
+# Maximum number of cohort entries to run at once, in total over runs, which limits memory.
 _ENTRIES_AT_ONCE = 40_000
-# Number of keys to try: parts of a message that are equal with all keys have no noise.
+# Number of keys to try, since parts of a message that are equal with all keys have no noise.
 _PROBES = 16
-# Factor of a group's bound: rounded to float32, a message must not exceed the bound and be clipped.
+# Norm of the attacked client's update in clip norms, below 1 so that float32 rounding cannot clip.
 _WITHIN = 1 - 1e-6
-# Other clients' updates exceed the clip norm, and the attacked client's does not, so that the bits
-# of adaptive clipping differ.
+# Norm of other clients' updates in clip norms, above 1 so that adaptive clipping's bits differ.
 _BEYOND = 1.5
-# Place of a client that is traced or asked alone.
+# Place of a client that is traced or probed alone.
 _FIRST = Place(np.int32(0), np.int32(0))
 
 
@@ -49,7 +48,7 @@ class Role(enum.IntEnum):
     """The message that a cohort's entry sends.
 
     Attributes:
-        NOBODY: No message: the entry is absent.
+        NOBODY: No message, since the entry is absent.
         OTHER: The opposite of the attacked client's message.
         SILENT: Zeros, with the noise that clients add.
         CLIENT: The attacked client's message.
@@ -61,15 +60,15 @@ class Role(enum.IntEnum):
     CLIENT = 3
 
 
-class Views(NamedTuple):
-    """The attacker's views of runs, [R, T] or [R, T, ...].
+class Observations(NamedTuple):
+    """The attacker's observations of R runs of T rounds, arrays [R, T] or [R, T, ...].
 
     Attributes:
-        noisy: Noisy sums without the others' contributions, projected on the client's contribution,
-            and scaled to unit noise.
-        shift: Change of `noisy` by the client.
-        in_the_clear: Parts of the messages without noise.
-        published: Changes of states, and reports.
+        noisy: Noisy sums minus the others' contributions, projected on the attacked client's
+            contribution and scaled to unit noise.
+        shift: Change of `noisy` by the attacked client.
+        in_the_clear: Parts of messages without noise.
+        published: Changes of the algorithm's state, and reports.
     """
 
     noisy: np.ndarray
@@ -79,16 +78,16 @@ class Views(NamedTuple):
 
 
 class AttackedRounds:
-    """Rounds of an algorithm with private sums.
+    """Rounds of an algorithm with private sums, for attacks.
 
     Args:
-        without: Role of the attacked client in runs without it: nothing; zeros, with its noise; or
-            the others' message.
+        round_: The rounds.
+        without: Role of the attacked client in runs without it.
 
     Attributes:
         without: Role of the attacked client in runs without it.
-        clear: Contribution of each role's entry to the parts of messages without noise; empty if
-            the server adds the noise, since then only the server sees messages.
+        clear: Contribution of each role's entry to the parts of messages without noise. It is empty
+            if the server adds the noise, since then only the server sees messages.
     """
 
     def __init__(self, round_: Round, without: Role) -> None:
@@ -105,18 +104,18 @@ class AttackedRounds:
         self.clear = {role: message[0, self._is_clear] for role, message in messages.items()}
 
     def keys(self, rng: np.random.Generator, runs: int) -> np.ndarray:
-        """Returns keys of the noise, int64 [R, K], from drawn bytes."""
+        """Returns random noise keys of runs, int64 [R, K]."""
         generator = self._steps[0].release.options.generator
         return np.array([generator.key(rng.bytes(generator.key_bytes)) for _ in range(runs)])
 
-    def play(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Views:
-        """Plays runs from the initial state.
+    def run(self, keys: np.ndarray, entries: np.ndarray, num_others: np.ndarray) -> Observations:
+        """Executes runs from the initial state and returns the attacker's observations.
 
         Args:
-            keys: Keys of the noise of each run, int64 [R, K].
-            entries: Entries of cohorts: the role, and the number of clients of a silent entry,
-                int32 [R, T, E, 2].
-            num_others: Number of other clients in each round, if the attacker knows it, [R, T].
+            keys: Noise keys of each run, int64 [R, K].
+            entries: Role of each entry of a cohort, and number of clients in a silent entry, int32
+                [R, T, E, 2].
+            num_others: Number of other clients in each round, which the attacker subtracts, [R, T].
         """
         at_once = max(1, _ENTRIES_AT_ONCE // entries.shape[2])
         parts = []
@@ -125,16 +124,16 @@ class AttackedRounds:
             for t in range(entries.shape[1]):
                 cohort = tf.constant(entries[k : k + at_once, t])
                 others = tf.constant(num_others[k : k + at_once, t], tf.float64)
-                states, noisy, messages, published = self._play(states, cohort, others)
+                states, noisy, messages, published = self._run_cohorts(states, cohort, others)
                 in_the_clear = messages.numpy()[:, self._is_clear]
                 rounds.append((*noisy.numpy().T, in_the_clear, published.numpy()))
             parts.append(tuple(np.stack(round_parts, axis=1) for round_parts in zip(*rounds)))
-        views = Views(*map(np.concatenate, zip(*parts)))
+        observed = Observations(*map(np.concatenate, zip(*parts)))
         spread = self._spread(entries)
-        return views._replace(noisy=views.noisy / spread, shift=views.shift / spread)
+        return observed._replace(noisy=observed.noisy / spread, shift=observed.shift / spread)
 
     def _spread(self, entries: np.ndarray) -> Any:
-        """Returns each round's noise, relative to the noise at the expected number of clients."""
+        """Returns each round's noise, relative to noise from the expected number of clients."""
         release = self._steps[0].release
         if not isinstance(release, DistributedDpSum):
             return 1.0
@@ -143,15 +142,17 @@ class AttackedRounds:
         return np.sqrt(num_clients / (release.noise_clients or release.expected_clients))
 
     def _probed(self, role: Role) -> np.ndarray:
-        """Returns the messages of rounds with several keys and one entry."""
+        """Returns the messages of rounds with a single entry of a role, for several noise keys."""
         keys = self.keys(np.random.default_rng(0), _PROBES)
         entry = np.tile(np.array([role, role is Role.SILENT], np.int32), [_PROBES, 1, 1])
-        played = self._play(self._states(keys), tf.constant(entry), tf.zeros([_PROBES], tf.float64))
-        messages: np.ndarray = played[2].numpy()
+        results = self._run_cohorts(
+            self._states(keys), tf.constant(entry), tf.zeros([_PROBES], tf.float64)
+        )
+        messages: np.ndarray = results[2].numpy()
         return messages
 
     def _states(self, keys: np.ndarray) -> RunState:
-        """Returns the initial states of runs, with a leading axis of runs."""
+        """Returns the initial states of runs with these noise keys; the first axis is runs."""
         states = tf.nest.map_structure(
             lambda value: tf.repeat(value[tf.newaxis], len(keys), axis=0), self._initial
         )
@@ -159,7 +160,7 @@ class AttackedRounds:
         return states._replace(aggregations=tuple(keyed))
 
     @functools.cached_property
-    def _play(self) -> Any:
+    def _run_cohorts(self) -> Any:
         states = tf.nest.map_structure(
             lambda value: tf.TensorSpec([None, *value.shape], value.dtype), self._initial
         )
@@ -167,18 +168,18 @@ class AttackedRounds:
             tf.TensorSpec([None, None, 2], tf.int32),
             tf.TensorSpec([None], tf.float64),
         )
-        return tf.function(self._play_round, [states, entries, others], autograph=False)
+        return tf.function(self._run_round, [states, entries, others], autograph=False)
 
-    def _play_round(self, states: RunState, entries: tf.Tensor, num_others: tf.Tensor) -> Any:
-        """Plays a round of all runs.
+    def _run_round(self, states: RunState, entries: tf.Tensor, num_others: tf.Tensor) -> Any:
+        """Executes one round of all runs.
 
         Returns:
-            (the next states, noisy sums and the client's change of them [R, 2], messages [R, M],
-            published values [R, F])
+            The next states; noisy sums and their change by the client, [R, 2]; messages, [R, M];
+            and published values, [R, F].
         """
         num_runs, last = tf.shape(entries)[0], len(self._steps) - 1
-        # All runs have equal numbers of releases. With an axis of runs, the lengths of loops over
-        # trees would depend on the run.
+        # All runs have the same number of releases. A scalar keeps the lengths of loops over trees
+        # independent of the run.
         releases = [each.releases[0] for each in states.aggregations]
         following: Any = vectorised_clients(self._round.start, states)
         progress, messages, seen = RoundProgress(), [], []
@@ -186,7 +187,7 @@ class AttackedRounds:
             private = states.aggregations[k]
             summed = step.summed(following.aggregation, private, entries)
             if isinstance(step.release, DistributedDpSum):
-                # Only the server sees the sums to which it adds noise.
+                # With a server's noise, the attacker does not see the sums before noise.
                 messages += tf.nest.flatten(summed)
 
             def one_run(
@@ -201,10 +202,10 @@ class AttackedRounds:
                 advance = self._round.finish if k == last else self._round.next_step
                 return seen, advance(state, progress, summed)
 
-            step_views, (following, progress) = vectorised_clients(
+            step_seen, (following, progress) = vectorised_clients(
                 one_run, states, progress, summed, num_others
             )
-            seen.append(step_views)
+            seen.append(step_seen)
         next_states, reports = following, progress
         along, square = tf.unstack(tf.add_n(seen), axis=1)
         shift = tf.sqrt(square)
@@ -218,10 +219,10 @@ class AttackedRounds:
 
 
 class _AttackedStep:
-    """A step of a round, and the message of each role in it.
+    """A step of a round, and each role's message in this step.
 
     Attributes:
-        release: Its private sums.
+        release: The step's private sums.
     """
 
     def __init__(self, step: RoundStep, spec: Any, without: Role) -> None:
@@ -231,7 +232,7 @@ class _AttackedStep:
         self._bounds: Any = step.bounds
         self._spec: Any = spec
         self._groups: Sequence[Group] = release.groups(step.bounds)
-        # An adaptive clip norm's bits come after the answer.
+        # Bits of adaptive clipping follow the client's output.
         shapes = [value.shape for value in flat] + [()] * len(self._groups)
         self._directions: list[list[np.ndarray]] = [
             _direction(group, shapes) for group in self._groups
@@ -252,17 +253,17 @@ class _AttackedStep:
             self._shift -= self._other
 
     def summed(self, params: Any, private: PrivateState, entries: tf.Tensor) -> Any:
-        """Returns the sum of the submissions of all entries in each run's cohort.
+        """Returns the sum of all entries' messages in each run's cohort.
 
         Args:
-            params: Parameters that clients receive, of each run.
-            private: State of the aggregation, of each run.
-            entries: Role and silent clients of each entry, int32 [R, E, 2].
+            params: Parameters that clients receive, by run.
+            private: State of the aggregation, by run.
+            entries: Role and number of silent clients of each entry, int32 [R, E, 2].
         """
         roles, silent = tf.unstack(entries, axis=2)
         times = tf.cast(roles != Role.NOBODY.value, tf.int32)
         if not self.release.numbers_clients:
-            # Equal answers lead to equal submissions, so that counting them is enough.
+            # Entries with the same role send equal messages, so count the roles.
             kinds = tf.constant([int(Role.OTHER), int(Role.CLIENT)])
             times = tf.reduce_sum(tf.cast(roles[..., tf.newaxis] == kinds, tf.int32), axis=1)
             roles = silent = tf.broadcast_to(kinds, tf.shape(times))
@@ -284,18 +285,19 @@ class _AttackedStep:
         return tf.nest.map_structure(summed, by_entry)
 
     def seen(self, private: PrivateState, summed: Any, num_others: tf.Tensor) -> tf.Tensor:
-        """Returns one run's noisy sums without the others', projected on the client's contribution.
+        """Returns the inner product <y, v> and <v, v>, as totals over groups.
 
-        The projection is in standard deviations of the noise, times the size of the contribution;
-        the second value is the square of this size. Both are totals over groups.
+        y is the run's noisy sum minus the other clients' contributions, and v is the attacked
+        client's contribution. Both are in standard deviations of the noise.
 
         Args:
             private: State of the aggregation.
+            summed: Sum of the messages.
             num_others: Number of other participants.
         """
         noisy, deviations = self.release.noisy_sums(private, summed, self._bounds)
         result = self._along(noisy, deviations)
-        # The sum of too few clients is not released: it consists of zeros.
+        # With too few clients, the released sum is only zeros.
         shift = tf.where(tf.reduce_any(result != 0), self._shift, tf.zeros_like(self._shift))
         along = tf.reduce_sum((result - num_others * self._other) * shift)
         return tf.stack([along, tf.reduce_sum(shift**2)])
@@ -315,9 +317,9 @@ class _AttackedStep:
         return self.release.encode(params, answer, self._bounds, facts)
 
     def _added(self, private: PrivateState, role: Role) -> tf.Tensor:
-        """Returns a client's contribution to the sums of groups, in standard deviations.
+        """Returns a client's contribution to each group's sum, in standard deviations of noise.
 
-        It does not depend on the clip norm: values and noise are proportional to it.
+        The contribution does not depend on the clip norm, which scales values and noise equally.
         """
         params, clip_norms = self.release.client_params(private), private.clip_norms
         submitted = self._submitted(params, clip_norms, role.value, _FIRST)
@@ -342,7 +344,7 @@ class _AttackedStep:
 
 
 def _answer_specs(round_: Round) -> list[Any]:
-    """Returns specs of a client's message in each step."""
+    """Returns specs of a client's output in each step."""
     actual = []
 
     def sum_step(k: int, message: Any, client_state: Any) -> ClientResult:
@@ -366,9 +368,9 @@ def _answer_specs(round_: Round) -> list[Any]:
 
 
 def _direction(group: Group, shapes: Sequence[Any]) -> list[np.ndarray]:
-    """Returns a unit vector in the shapes of a group's values: 1 in the first entry, 0 elsewhere.
+    """Returns a unit vector in the shapes of a group's values, with 1 in the first entry.
 
-    Other directions would divide whole numbers, and would spread the change over published weights.
+    Other directions would make integers fractional, and change many published weights slightly.
     """
     parts = [np.zeros(shapes[i]) for i in group.positions]
     parts[0].flat[0] = 1.0
@@ -385,7 +387,7 @@ def _facts(release: Any, place: Place) -> ClientFacts:
 
 
 def _columns(values: Sequence[Any], dtype: tf.DType, num_rows: tf.Tensor) -> tf.Tensor:
-    """Returns values [R, ...] as columns of one matrix; values that are not finite are zero."""
+    """Returns values [R, ...] as columns of one matrix, with non-finite values replaced by 0."""
     result = [tf.zeros([num_rows, 0], dtype)]
     for value in values:
         if value.dtype.is_floating:

@@ -1,15 +1,16 @@
 """Attacks on private rounds: lower bounds of epsilon, from thousands of runs.
 
-Each run has its own key, and the package draws the cohorts. There are two attackers. The first one
-sees the raw noisy sums and all parts of summed messages without noise, such as a number of clients;
-it knows the messages of all other clients. Its score is the likelihood ratio, which is optimal. The
-second one sees published values: changes of the algorithm's state in each round, and the round's
-report.
+Each run has its own key, and the package draws the cohorts. There are two attackers:
 
-With (epsilon, delta)-differential privacy no event has P(event | with) > e^epsilon P(event |
-without) + delta, nor the other way round. "The score is above t" is such an event, so its
-frequencies bound epsilon from below (Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The bound
-holds for any score; a poor score makes it small.
+- The first attacker knows all other clients' messages. It observes noisy sums, and all parts of
+  summed messages without noise, such as the number of clients. Its score is the likelihood ratio,
+  which is optimal.
+- The second attacker observes published values: changes of the algorithm's state, and reports.
+
+(epsilon, delta)-differential privacy requires P(event | with) <= e^epsilon P(event | without) +
+delta for each event, and the same with both sides swapped. "The score is above t" is an event, so
+its frequencies bound epsilon from below (Jagielski, Ullman, Oprea 2020; Nasr et al. 2021). The
+bound holds for any score, but is small for a poor score.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
-from tests.privacy.attacks.rounds import AttackedRounds, Role, Views
+from tests.privacy.attacks.rounds import AttackedRounds, Observations, Role
 from tff_agnostic.aggregations.private_sum import PrivateState
 from tff_agnostic.base.later import scipy
 from tff_agnostic.computations.algorithm import RunState
 from tff_agnostic.data.sampling import Seed
 from tff_agnostic.training.private_cohorts import cohort_seed
 
-# Confidence of each of the two frequencies' bounds; both hold together with 95%.
+# Confidence of each frequency's bound, so that both bounds hold with confidence 95%.
 _EACH = 0.975
 CONFIDENCE = 2 * _EACH - 1
 
 
 class LowerBound(NamedTuple):
-    """The bound that an attack proves.
+    """The lower bound of epsilon that an attack proves.
 
     Attributes:
-        epsilon: With a confidence of `CONFIDENCE`, the true epsilon is at least this; 0 if nothing
-            is proved.
-        hits: Fraction of the runs with the client in which the event occurred.
-        false_alarms: Fraction of the runs without the client in which it occurred.
+        epsilon: Lower bound of the true epsilon with confidence `CONFIDENCE`; 0 if the attack
+            proves nothing.
+        hits: Fraction of runs with the client in which the event occurred.
+        false_alarms: Fraction of runs without the client in which the event occurred.
     """
 
     epsilon: float
@@ -49,15 +50,17 @@ class LowerBound(NamedTuple):
 
 
 def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> LowerBound:
-    """Returns the bound: the first half of the runs chooses the event, the second half counts it.
+    """Returns the bound from scores; half of the runs choose the event, the others count it.
 
     Args:
-        without: Score of each run without the client [n], in the order of the runs; at least 2.
+        without: Score of each run without the client, [n], with n at least 2.
+        with_client: Score of each run with the client, [n].
+        delta: The delta that epsilon is for.
     """
     choosing = [scores[: len(scores) // 2] for scores in (without, with_client)]
     counting = [scores[len(scores) // 2 :] for scores in (without, with_client)]
     best = (0.0, 1.0, np.inf)
-    # High scores may reveal the client's presence, or low scores its absence.
+    # High scores can reveal the client's presence, or low scores its absence.
     for sign in (1.0, -1.0):
         thresholds = np.unique(sign * np.concatenate(choosing))
         proved = _proved(*_by_sign(choosing, sign), thresholds, delta)
@@ -71,16 +74,12 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
 
 
 def largest_bound(runs: int, delta: float) -> float:
-    """Returns the bound of an attack that is always right.
-
-    Args:
-        runs: Number of runs with the client, and of runs without it.
-    """
+    """Returns the bound of an attack that is always right, with `runs` runs per case."""
     return lower_bound(np.zeros(runs), np.ones(runs), delta).epsilon
 
 
 def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (without, with the client) with the higher scores first."""
+    """Returns signed scores, first those of the case in which the event should be frequent."""
     without, with_client = (sign * scores for scores in pair)
     return (with_client, without) if sign > 0 else (without, with_client)
 
@@ -88,11 +87,14 @@ def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarra
 def _proved(
     event: np.ndarray, other: np.ndarray, thresholds: np.ndarray, delta: float
 ) -> np.ndarray:
-    """Returns log((least P(event) - delta) / largest P(other)) of each threshold, or -inf."""
+    """Returns log((min P(event) - delta) / max P(other)) for each threshold, or -inf.
+
+    The minimum and the maximum are confidence bounds.
+    """
     event_counts, other_counts = (
         len(scores) - np.searchsorted(np.sort(scores), thresholds) for scores in (event, other)
     )
-    # Clopper and Pearson 1934. For 0 and n of n the bounds are 0 and 1.
+    # Clopper and Pearson 1934; for 0 of n and n of n the bounds are 0 and 1.
     least = scipy.stats.beta.ppf(1 - _EACH, event_counts, len(event) - event_counts + 1)
     most = scipy.stats.beta.ppf(_EACH, other_counts + 1, len(other) - other_counts)
     gain = np.where(event_counts > 0, least, 0.0) - delta
@@ -100,19 +102,18 @@ def _proved(
     return np.log(gain, out=np.full(len(thresholds), -np.inf), where=gain > 0) - np.log(loss)
 
 
-# Fraction of the mean variance that is added to each variance, since features may be linearly
-# dependent.
+# Regularisation of the features' covariance, as features can be linearly dependent.
 _RIDGE = 1e-3
-# Minimum difference in standard errors: many features differ by less at random.
-_CLEARLY = 3.0
+# Minimum difference of a feature's means, in standard errors; smaller differences are random.
+_MIN_DIFFERENCE = 3.0
 
 
 class Drawn(NamedTuple):
-    """The clients that answer a round.
+    """The clients that send messages in a round.
 
     Attributes:
-        clients: Participating clients.
-        silent: Number of non-participating clients of each further entry.
+        clients: Ids of participating clients.
+        silent: Number of non-participating clients in each silent entry.
     """
 
     clients: Sequence[str]
@@ -124,15 +125,15 @@ class Cohorts:
     """The cohorts of a run, and the attacker's knowledge about them.
 
     Attributes:
-        draws: Called with the secret seed of a run; returns the function that draws a round, given
-            its number, from 1.
+        draws: Called with a run's secret seed; returns a function that draws the cohort of round t,
+            from 1.
         client: Id of the attacked client.
-        chances: Probability that the attacked client takes part in each round [T]; 0 or 1 if this
-            is not secret.
-        answers_silently: Whether the attacked client also answers rounds in which a coin excludes
-            it, except rounds with probability 0.
-        noise_covariance: Covariance of the noise between rounds [T, T], in variances of a round's;
-            None if rounds have independent noise.
+        chances: Probability that the attacked client takes part in each round, [T]; 0 or 1 if its
+            participation is not secret.
+        answers_silently: Whether the attacked client sends noise when a coin excludes it; not in
+            rounds with probability 0.
+        noise_covariance: Covariance of noise between rounds, [T, T], relative to a round's
+            variance; None if the noise is independent.
     """
 
     draws: Callable[[Seed], Callable[[int], Drawn]]
@@ -143,7 +144,7 @@ class Cohorts:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds T."""
+        """Number of rounds, T."""
         return len(self.chances)
 
 
@@ -151,13 +152,11 @@ class Findings(NamedTuple):
     """The results of attacks.
 
     Attributes:
-        noisy_sums: Bound of the attacker of noisy sums and of values without noise.
-        published: Bound of the attacker of published values.
-        shift: Difference that the client makes to the sums of a round, over all groups, in standard
-            deviations of the noise: the reciprocal of the noise multiplier, or twice that if it
-            replaces another client.
-        shows_participation: Whether values without noise reveal the client's participation in a
-            round, although it is secret.
+        noisy_sums: Bound that the first attacker proves, who observes noisy sums.
+        published: Bound that the second attacker proves, who observes published values.
+        shift: Change of a round's sums by the client, in standard deviations of the noise. It is
+            the reciprocal of the noise multiplier, doubled if the client replaces another one.
+        shows_participation: Whether values without noise reveal the client's secret participation.
         runs: Number of runs with the client, and of runs without it.
     """
 
@@ -171,10 +170,13 @@ class Findings(NamedTuple):
 def attack(
     rounds: AttackedRounds, cohorts: Cohorts, runs: int, delta: float, seed: int
 ) -> Findings:
-    """Plays runs with and without the client, and returns the proved bounds.
+    """Executes runs with and without the client, and returns the proved bounds.
 
     Args:
+        rounds: The attacked rounds.
+        cohorts: The cohorts of a run.
         runs: Number of runs with the client, and of runs without it.
+        delta: The delta that epsilon is for.
         seed: Seed of the runs' keys.
     """
     rng = np.random.default_rng(seed)
@@ -187,13 +189,13 @@ def attack(
         if rounds.without is Role.OTHER:
             # The attacker does not know whether the client was drawn.
             num_others = np.sum(entries[..., 0] != Role.NOBODY, axis=2)
-        views = rounds.play(keys, entries, num_others)
+        observed = rounds.run(keys, entries, num_others)
         clear = num_others[..., np.newaxis] * rounds.clear[Role.OTHER]
         clear += num_silent[..., np.newaxis] * rounds.clear[Role.SILENT]
-        views = views._replace(in_the_clear=views.in_the_clear - clear)
-        scores.append(_log_likelihood_ratios(rounds, views, cohorts))
-        features.append(np.append(views.published, num_others[..., np.newaxis], axis=-1))
-        shift = float(np.max(np.mean(views.shift, axis=0)))
+        observed = observed._replace(in_the_clear=observed.in_the_clear - clear)
+        scores.append(_log_likelihood_ratios(rounds, observed, cohorts))
+        features.append(np.append(observed.published, num_others[..., np.newaxis], axis=-1))
+        shift = float(np.max(np.mean(observed.shift, axis=0)))
     left_out, taking_part = _clear(rounds, cohorts)
     is_secret = (cohorts.chances > 0) & (cohorts.chances < 1)
     return Findings(
@@ -208,11 +210,11 @@ def attack(
 def _drawn(
     keys: np.ndarray, cohorts: Cohorts, role: Role
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the cohorts of runs in which the client has a role.
+    """Draws the cohorts of runs in which the attacked client has the given role.
 
     Returns:
-        (entries [R, T, E, 2], numbers of other participants [R, T], numbers of other silent clients
-        [R, T]); see `AttackedRounds.play`.
+        Entries [R, T, E, 2], as in `AttackedRounds.run`; numbers of other participants [R, T]; and
+        numbers of other silent clients [R, T].
     """
     result: list[list[tuple[int, int]]] = []
     others = []
@@ -235,12 +237,12 @@ def _drawn(
 
 
 class _Case(NamedTuple):
-    """A possible course of a round.
+    """A hypothesis about rounds: the attacked client participates or not.
 
     Attributes:
-        chance: Its probability [T].
-        shift: Contribution of the client to noisy values [R, T].
-        clear: Contribution of the client to values without noise [T, M].
+        chance: Probability of the hypothesis in each round, [T].
+        shift: Client's contribution to noisy values, [R, T].
+        clear: Client's contribution to values without noise, [T, M].
     """
 
     chance: np.ndarray
@@ -248,11 +250,13 @@ class _Case(NamedTuple):
     clear: np.ndarray
 
 
-def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohorts) -> np.ndarray:
-    """Returns each run's score: the sum over its rounds, as coins and noise are independent."""
-    noisy, shift, chances = views.noisy, views.shift, cohorts.chances
+def _log_likelihood_ratios(
+    rounds: AttackedRounds, observed: Observations, cohorts: Cohorts
+) -> np.ndarray:
+    """Returns each run's score, a sum over rounds, since coins and noise are independent."""
+    noisy, shift, chances = observed.noisy, observed.shift, cohorts.chances
     if cohorts.noise_covariance is not None:
-        # Participation is not secret here. The client's contribution is whitened with the noise.
+        # Participation is not secret here. Whiten the noise and the client's contribution.
         root = np.linalg.cholesky(cohorts.noise_covariance)
         noisy, shift = (np.linalg.solve(root, v.T).T for v in (noisy, shift * chances))
         chances = np.ones(cohorts.rounds)
@@ -265,16 +269,16 @@ def _log_likelihood_ratios(rounds: AttackedRounds, views: Views, cohorts: Cohort
         silent = np.broadcast_to(rounds.clear[Role.SILENT], left_out.shape)
         without = [out, _Case(chances, nothing, silent)]
     log_with, log_without = (
-        _log_likelihood(noisy, views.in_the_clear, cases) for cases in (with_client, without)
+        _log_likelihood(noisy, observed.in_the_clear, cases) for cases in (with_client, without)
     )
     if np.any(np.isneginf(log_with) & np.isneginf(log_without)):
-        raise ValueError("a message has something in the clear that no client sends")
+        raise ValueError("a message has a value without noise that no client sends")
     ratios: np.ndarray = np.sum(log_with - log_without, axis=1)
     return ratios
 
 
 def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the client's values without noise [T, M]: not participating, and participating."""
+    """Returns the client's values without noise, [T, M], if it is excluded and if it takes part."""
     clear, is_asked = rounds.clear, cohorts.chances > 0
     silently = is_asked & cohorts.answers_silently
     left_out = silently[:, np.newaxis] * clear[Role.SILENT]
@@ -285,12 +289,12 @@ def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.nda
 def _log_likelihood(
     noisy: np.ndarray, in_the_clear: np.ndarray, cases: Sequence[_Case]
 ) -> np.ndarray:
-    """Returns the logarithm of the likelihood of each round [R, T], up to a common factor.
+    """Returns each round's log likelihood, [R, T], up to a common constant.
 
     Args:
-        noisy: Values with unit noise [R, T].
-        in_the_clear: [R, T, M].
-        cases: All possible cases.
+        noisy: Values with unit noise, [R, T].
+        in_the_clear: Values without noise, [R, T, M].
+        cases: All possible hypotheses.
     """
     terms = []
     for chance, shift, clear in cases:
@@ -302,17 +306,19 @@ def _log_likelihood(
 
 
 def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores of runs [R] from features of their rounds [R, T, F].
+    """Returns scores of runs, [R], from features of their rounds, [R, T, F].
 
-    One linear discriminant for each round and one for all rounds are combined by a further one. All
-    are computed from the first half of the runs, from which `lower_bound` also chooses.
+    There is a linear discriminant per round and one for all rounds. Another discriminant combines
+    their scores. All use only the first half of the runs, as `lower_bound` counts the second half.
     """
     both, half = (without, with_client), len(without) // 2
     first, second = (features[:half] for features in both)
     num_rounds, num_features = first.shape[1:]
     rows = [each.reshape([-1, num_features]) for each in (first, second)]
-    overall = _discriminant(rows[0], rows[1], _CLEARLY)
-    by_round = [_discriminant(first[:, t], second[:, t], _CLEARLY) for t in range(num_rounds)]
+    overall = _discriminant(rows[0], rows[1], _MIN_DIFFERENCE)
+    by_round = [
+        _discriminant(first[:, t], second[:, t], _MIN_DIFFERENCE) for t in range(num_rounds)
+    ]
     directions = np.stack([by_round, [overall] * len(by_round)])
     scores = [np.einsum("rtf,ktf->rkt", f, directions).reshape([len(f), -1]) for f in both]
     last = _discriminant(scores[0][:half], scores[1][:half], 0.0)
@@ -322,13 +328,13 @@ def _discriminated(without: np.ndarray, with_client: np.ndarray) -> tuple[np.nda
 def _discriminant(
     without: np.ndarray, with_client: np.ndarray, min_difference: float
 ) -> np.ndarray:
-    """Returns the weights [F] of Fisher's linear discriminant of rows [n, F].
+    """Returns the weights, [F], of Fisher's linear discriminant of features, [n, F].
 
     Args:
-        without: Rows of runs without the client.
-        with_client: Rows of runs with the client.
+        without: Features of runs without the client.
+        with_client: Features of runs with the client.
         min_difference: Minimum difference of a feature's means, in standard errors; features with a
-            smaller difference have no weight.
+            smaller difference have weight 0.
     """
     scale = np.std(np.concatenate([without, with_client]), axis=0)
     scale[scale == 0] = 1.0
