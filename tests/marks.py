@@ -1,4 +1,4 @@
-"""Parameters of tests, some of which run only with `./run test -m nightly`."""
+"""Parameters of tests, where some values run only with `./run test -m nightly`."""
 
 from __future__ import annotations
 

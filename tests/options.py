@@ -14,6 +14,6 @@ def make_options(kind: type, **values: Any) -> Any:
 
 
 def options_in_mode(client_mode: str, clients_in_step: int) -> CohortOptions:
-    """Returns the options of a client mode, with a number of clients in step unless streamed."""
+    """Returns the cohort runtime's options; `clients_in_step` is for vectorised clients only."""
     limit = None if client_mode == "streamed" else clients_in_step
     return CohortOptions(client_mode=client_mode, max_clients_in_step=limit)

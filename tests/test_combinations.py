@@ -59,7 +59,7 @@ _CLIENTS = ClientsInMemory(
 
 @pytest.fixture(scope="module")
 def runtimes(request):
-    """A function that returns a started runtime by the factor's value."""
+    """A function that returns the started runtime of a name."""
     with running_runtimes(request) as get:
         yield get
 

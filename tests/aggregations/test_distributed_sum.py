@@ -51,7 +51,7 @@ def _exchange(aggregation: Any) -> Any:
 
 
 def _zeros(bounds: Any, update_size: int) -> Any:
-    """Returns a client's output of zeros, whose signed values have the size `update_size`."""
+    """Returns a client output of zeros, whose update arrays have `update_size` values each."""
     return tf.nest.map_structure(
         lambda bound: tf.zeros(
             [update_size] if bound.signed else [3] if bound.entrywise else [],
@@ -62,7 +62,7 @@ def _zeros(bounds: Any, update_size: int) -> Any:
 
 
 def _group_vectors(release: Any, sent: Any, bounds: Any) -> Iterator[tuple[Any, Any, np.ndarray]]:
-    """Yields each group with its codec and its centred integers, padding included."""
+    """Yields each group of values, its codec, and its centred integers with padding."""
     values, padding = tf.nest.flatten(sent.values), iter(sent.padding)
     for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
         parts = [values[i] for i in group.positions]
@@ -129,7 +129,7 @@ def test_client_noise_equals_server_noise(generator):
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
         values = [tf.nest.flatten(total)[i] for i in group.positions]
         noise = np.concatenate([np.ravel(v) for v in values]) / (group.limit * _CLIP_NORM)
-        # Each client sends the bound as its first entry, so the sum there is `num_clients`.
+        # Each client's first value is the bound, so the first sum without noise is `num_clients`.
         noise[0] -= num_clients
         assert abs(noise[0]) < 5 * deviation
         actual[name] = np.var(noise)
@@ -163,7 +163,7 @@ def test_noise_has_tensorflow_privacys_moments(generator):
     for _ in range(num_clients):
         sample = query.accumulate_record(query_params, sample, record)
     theirs, _, _ = query.get_noised_result(sample, query.initial_global_state())
-    # tensorflow-privacy's query has no seed: the tolerance is the difference's six standard errors.
+    # tensorflow-privacy's query has no seed, so the tolerance is six standard errors.
     assert abs(np.mean(actual) - np.mean(theirs)) < 0.02
     for power, rel in ((2, 0.07), (4, 0.2)):
         expected = np.mean(np.float64(theirs) ** power)
@@ -264,7 +264,7 @@ def test_equal_clients_have_separate_noise():
     # The clip norm is three integer steps, so the noise is a small integer.
     settings: dict[str, Any] = {"integer_clip": 3.0, "clip_norm": 0.1}
     aggregation = private_sum("distributed", _SECURE, 2.0, float(_COPIES), **settings)
-    # A public number of examples divides the update here, not a noisy sum.
+    # FedAvg divides updates by a public number of examples here, not by a noisy sum.
     problem = Problem(logistic_regression(31, 16), ("0", "1", "2"), 0, (float(_COPIES),) * 3)
     spec = ALGORITHMS["fed_avg"]
     algorithm = spec.build(problem, make_options(spec.options, client_learning_rate=1e-9))

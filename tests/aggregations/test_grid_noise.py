@@ -51,7 +51,7 @@ def test_digit_table_equals_exact_probabilities():
         unit = 2**98 / (2 * sum(weights) - 1)
         errors = [abs(counts[half + k] - weights[k] * unit) for k in range(half)]
         assert max(errors[1:]) <= Decimal("0.5000001")
-        # The count of 0 absorbs all rounding errors.
+        # The count of 0 compensates for the rounding errors of all other counts.
         assert errors[0] <= half
         # The probability beyond the table is less than 2 exp(-z^2 / 2) / (z sqrt(2 pi)).
         z = half / 1424
@@ -62,7 +62,7 @@ def test_digit_table_equals_exact_probabilities():
 
 
 def test_digits_together_are_a_discrete_gaussian():
-    """Smaller digits with the same ratio t / m = 2.54 allow enumerating all sums."""
+    """The test enumerates all sums of smaller digits with the same ratio t / m = 2.54."""
     t, m = 2 * 1424 / 560, 2
     digits = np.arange(-70, 71)
     single = np.exp(-(digits**2) / (2 * t**2))
@@ -96,7 +96,7 @@ def test_draws_are_normal_and_digits_are_distributed():
 
 
 def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
-    """Returns random words that select these digits: their packed columns, then minimal words."""
+    """Returns random words with which the generator chooses these digits."""
     columns = [digit + 2**14 for digit in digits]
     packed = sum(column << 15 * k for k, column in enumerate(columns)) + (ties << 45)
     return [packed, *[-(2**63)] * 3]
@@ -164,7 +164,7 @@ def test_nonces_have_separate_noise():
 def _rounded(
     values: list[np.ndarray], groups: list[NoisedGroup], steps: int = 0
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Returns sums with `steps` steps of noise on each value, and each group's step size."""
+    """Returns sums with noise of `steps` grid steps on each value, and each group's step size."""
     size = sum(values[i].size for group in groups for i in group.positions)
     noisy, deviations = with_noise(
         [tf.constant(value, tf.float64) for value in values],
@@ -182,13 +182,12 @@ def _group(positions: list[int], multiplier: float, limit: float) -> NoisedGroup
 
 @pytest.mark.parametrize("multiplier", [0.3, 4000.0])
 def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
-    """A client at its bound is added where rounding to the grid moves the sum most."""
+    """Rounding lengthens the client's contribution most for sums just below the middle of steps."""
     size, limit, rng = 100_000, 0.7, np.random.default_rng(0)
     others = rng.normal(size=size) * 10
     groups = [_group([0], multiplier, limit), _group([1], 1.0, 3.0)]
     statistics = np.array([5.0])
     (_, _), (step, _) = _rounded([others, statistics], groups)
-    # Just below the middle of two steps, a small remainder rounds up to one more step.
     below = (np.floor(others / step) + 0.5 - 1e-4) * step
     per_value = limit / math.sqrt(size) / step
     client = np.full(
@@ -198,7 +197,7 @@ def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
     (first, _), _ = _rounded([below, statistics], groups)
     (second, _), _ = _rounded([below + client, statistics], groups)
     moved = np.linalg.norm((second - first) / step)
-    # In steps, noise of standard deviation s has the noise multiplier s / moved.
+    # The noise multiplier is the noise's standard deviation, divided by the client's change.
     assert moved <= DEVIATION / multiplier
     if multiplier > 1000:
         assert moved > limit / step, "rounding added nothing"

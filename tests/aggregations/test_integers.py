@@ -38,7 +38,7 @@ def test_rounding_stays_within_its_bound(clip):
     for trial in range(300):
         vector = rng.normal(size=size) * np.where(rng.random(size) < rng.random(), 1.0, 1e-3)
         vector *= clip / np.linalg.norm(vector)
-        # In the second half of the trials, positive values round up: most vectors are too long.
+        # Later trials round positive values up, so that most vectors exceed the bound.
         uniforms = 1 - rng.random(size) * (0.02 if trial >= 150 else 1.0)
         vector = np.abs(vector) if trial >= 150 else vector
         actual = rounded(tf.constant(vector), bound, tf.constant(uniforms)).numpy()
@@ -51,7 +51,7 @@ def test_rounding_stays_within_its_bound(clip):
     assert toward_zero > 0
 
 
-def test_too_long_rounding_is_toward_zero():
+def test_rounding_beyond_the_bound_is_towards_zero():
     vector, up = tf.constant([0.5, 1.5, -2.0], tf.float64), tf.constant([0.9, 0.9, 0.0])
     np.testing.assert_array_equal(rounded(vector, 2.6, up), [0, 1, -2])
     np.testing.assert_array_equal(rounded(vector, 3.0, up), [1, 2, -2])
@@ -99,7 +99,7 @@ def test_million_rotated_coordinates_do_not_wrap():
     assert len(sums) > 1_000_000
     sums += rng.poisson(mu, len(sums)) - rng.poisson(mu, len(sums))
     assert _wraps(bits, sums, 4) == 0
-    # Three bits fewer are too few.
+    # With three bits less, some sums wrap around.
     assert _wraps(bits - 3, sums, 4) > 0
 
 

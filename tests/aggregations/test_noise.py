@@ -40,7 +40,7 @@ def test_central_noise_is_normal(draw):
 
 
 @pytest.mark.parametrize("name", ["tree", "trees"])
-def test_prefix_sums_have_covering_nodes_noise(draw, name):
+def test_prefix_sums_have_noise_of_covering_nodes(draw, name):
     noise = _KINDS[name]
     prefix = np.zeros(10_000)
     for t in range(1, 14):
@@ -53,7 +53,7 @@ def test_prefix_sums_have_covering_nodes_noise(draw, name):
 
 
 class _KeyedNodes(tree_aggregation.ValueGenerator):
-    """Node noise in the order in which tensorflow-privacy's trees draw it.
+    """Noise of tree nodes, in tensorflow-privacy's order.
 
     For t from 1, node t is the largest node that ends with release t. After a tree's last release,
     tensorflow-privacy draws one more node.

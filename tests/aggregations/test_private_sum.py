@@ -87,7 +87,7 @@ def test_skipped_round_uses_up_its_noise(streaming_runtime):
 
 @pytest.mark.parametrize("quantile", [0.0, 0.6])
 def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
-    """Some summed bits are below or above every sum without noise, as noise can cause."""
+    """With noise, summed bits can be outside the range of sums without noise."""
     clipping = f"adaptive:quantile={quantile},rate=0.3"
     aggregation = private_sum(clip_norm=0.4, clipping=clipping, expected_clients=8.0)
     (exchange,) = Round(build("fed_avg"), aggregation).steps

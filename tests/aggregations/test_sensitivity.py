@@ -120,7 +120,7 @@ def test_every_algorithms_clients_stay_within_bounds(name, inner):
         # Some client reaches its bound.
         if inner.startswith("joint"):
             actual = [_joint_norm(step, answer) for answer in answers.values()]
-            # Clipped counts are rounded down, and a single client's count to 0.
+            # Clipping rounds counts down, and a count of one client to 0.
             assert max(actual) >= 0.7 * np.sqrt(sum(step.aggregation.shares))
         else:
             norms = _norms(step, answers["of many examples"])

@@ -71,7 +71,7 @@ def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
     table = skellam_table(variance / parts)
     size, half = 2**table.bits, 2 ** (table.bits - 1)
     drawn = {int(entry) % size - half for entry in table.entries}
-    # A column's value has words if the threshold is above the minimum.
+    # A column's own value occurs only if the column's threshold is above the minimum.
     drawn |= {
         k - half
         for k, e in enumerate(map(int, table.entries))
@@ -86,10 +86,10 @@ def test_sums_beyond_tables_stay_below_the_bound(variance, num_clients):
     assert beyond_sums(0.0, 1) == 0.0
 
 
-def test_fleet_omits_less_than_one_percent_delta():
+def test_numbers_beyond_table_cost_little_delta():
     """100,000 clients add noise to 8,192 values in 50 rounds, as on the results page.
 
-    Each client's number counts, as if the server released numbers instead of their sums.
+    The bound counts every client's numbers, as if the server released them instead of sums.
     """
     variance = (0.54 / math.sqrt(0.8) * 2**14) ** 2 / 100_000
     largest = noise._largest_number(variance)

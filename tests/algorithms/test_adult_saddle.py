@@ -37,7 +37,7 @@ def test_stochastic_afl_reaches_the_exact_saddle(table, game, cohort_runtime):
     assert saddle.losses == pytest.approx([0.4410, 0.4410], abs=1e-4)
     assert saddle.value == pytest.approx(0.44541, abs=1e-5)
     assert game.gap(saddle.w, saddle.lambda_) < 1e-7
-    # Accuracies on the test rows equal those of weights that Newton's method finds.
+    # Newton's method finds weights with the same accuracies on the test rows.
     percent = 100 * accuracies(saddle.w, *read_adult(_REAL / "adult.test"))
     assert percent == pytest.approx([80.24, 67.40, 80.39], abs=0.01)
 

@@ -125,7 +125,7 @@ def test_rounds_match_reference(streaming_runtime, case):
         assert_all_close(state.algorithm.weights.trainable, w, rtol=1e-5, atol=1e-5)
 
 
-def test_loss_unit_keeps_q_ffl_updates(streaming_runtime):
+def test_q_ffl_updates_ignore_the_loss_unit(streaming_runtime):
     training = streaming_runtime.training(_q(5.0).build(), PlainSum())
     state, _ = run_rounds(training, COHORTS[:3])
     algorithm = state.algorithm
@@ -139,7 +139,7 @@ def test_loss_unit_keeps_q_ffl_updates(streaming_runtime):
         assert_all_close(other, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_huge_powers_equal_float64(streaming_runtime):
+def test_huge_loss_powers_match_float64_reference(streaming_runtime):
     q = 100.0
     case = _q(q, "equal")
     algorithm = case.build()

@@ -57,7 +57,7 @@ def _losses(w):
 
 @functools.cache
 def _optimum(theta):
-    """min over w, eta and s of eta + (1/theta) sum alpha_k s_k with s_k >= F_k - eta, s_k >= 0."""
+    """Returns min_{w, eta, s} eta + (1/theta) sum alpha_k s_k with s_k >= F_k - eta, s_k >= 0."""
     alpha = _alphas() / _alphas().sum()
     size = 15
 
@@ -114,7 +114,7 @@ def test_superquantile_falls_to_the_solvers_optimum(cohort_runtime, theta):
 
 
 def test_printed_algorithm_stays_above_the_optimum(cohort_runtime):
-    """In the paper, clients at the threshold train in full, so more than theta of them train."""
+    """In the paper, clients at the threshold train in full, so a fraction above theta trains."""
     assert 1.01 < _reached(cohort_runtime, 0.5, "paper") / _optimum(0.5) < 1.05
 
 

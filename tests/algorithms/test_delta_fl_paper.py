@@ -112,7 +112,7 @@ def _expected(rounds_per_threshold: int = 1) -> list[Any]:
     return printed_rounds(SOFTMAX, w_0, _COHORTS, _THETA, _SGD, rounds_per_threshold)
 
 
-def test_cases_need_exact_losses():
+def test_cohorts_contain_losses_in_one_bin():
     """In several cohorts a client's loss is below the threshold by less than a bin's width."""
     close = 0
     for cohort in _COHORTS:

@@ -91,7 +91,7 @@ def _domains() -> tuple[list[np.ndarray], list[np.ndarray]]:
 def _smallest_worst_regret(
     regrets: Callable[[np.ndarray], np.ndarray], corners: np.ndarray
 ) -> np.ndarray:
-    """Returns the w of min t with lambda (L(w) - b) <= t for each lambda, by a solver.
+    """Returns the weights w that minimise max_lambda lambda (L(w) - b), from a solver.
 
     Args:
         regrets: Called with w; returns L(w) - b, [p].

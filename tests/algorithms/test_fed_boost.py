@@ -58,7 +58,7 @@ class _Case(NamedTuple):
         }
 
 
-# Each option's values occur in a case, except estimators, which tests/boosting compares.
+# The cases cover all values of each option except estimators, which tests/boosting covers.
 _CASES = {
     "figure 1": _Case("weighted", "masked", "entropy", "log"),
     "all": _Case("none", "divided", "euclidean", "log"),

@@ -30,7 +30,7 @@ def _divergences(loss: str, h: np.ndarray) -> np.ndarray:
 
 
 def _baselines(loss: str) -> tuple[float, ...]:
-    """Returns L_k(h) - B_F(D_k || h), the same for all h: the entropy or variance of D_k."""
+    """Returns L_k(h) - B_F(D_k || h), which is the entropy or variance of D_k for any h."""
     if loss == "log":
         return tuple((-np.sum(_DISTRIBUTIONS * np.log(_DISTRIBUTIONS), axis=1)).tolist())
     return tuple((1 - np.sum(_DISTRIBUTIONS**2, axis=1)).tolist())

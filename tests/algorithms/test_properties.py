@@ -134,7 +134,7 @@ def test_clients_without_examples_are_only_counted(training):
 
 
 def test_non_finite_sums_skip_the_round(training, name):
-    """Each client's output is finite; the runtime excludes other outputs. Their sum overflows."""
+    """Each client's output is finite, but the sum of all outputs overflows."""
     algorithm = build(name)
     state, _ = run_rounds(training, cohorts(2))
     if not issubclass(CASES[name].options, EnsembleOptions):
@@ -295,7 +295,7 @@ def test_doubled_cohort_gives_the_same_model(name, training):
 
 
 @pytest.mark.parametrize("name", _with_trait(Trait.LEARNS_FROM_EVERY_DOMAIN))
-def test_every_domain_moves_the_model(name, training):
+def test_every_domain_changes_the_model(name, training):
     state = _started(training)
     for domain in range(NUM_DOMAINS):
         clients = [random_client(np.random.default_rng(domain), 6, [domain]) for _ in range(2)]

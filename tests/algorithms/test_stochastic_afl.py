@@ -141,7 +141,7 @@ def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any 
 
 
 @pytest.mark.parametrize("first_round", [1, 2])
-def test_optimistic_steps_count_returning_losses_once(first_round):
+def test_optimistic_steps_handle_returning_domains(first_round):
     algorithm = build_afl(
         optimistic=True,
         loss_estimate="ratio",
@@ -179,7 +179,7 @@ def _population() -> list[dict[str, np.ndarray]]:
 
 
 def test_sampled_gradients_are_unbiased():
-    """A gradient of one sampled example is n times the example's, and all are equally probable."""
+    """One sampled example gives n times its gradient, and all examples are equally probable."""
     rng = np.random.default_rng(5)
     client = make_client(rng.normal(size=[5, 4]), [0, 1, 1, 2, 0], rng.integers(3, size=5))
     alpha = np.array([0.5, 0.2, 0.3], np.float32)
@@ -278,7 +278,7 @@ _BOX = "box:lower=0.1/0.3/0.1,upper=0.8/0.8/0.4"
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simplex", _BOX, "hull"])
 def test_rounds_converge_in_each_lambda_set(cohort_runtime, tmp_path, name):
-    """The duality gap falls, between the worst mixture at w_A and the best w for lambda_A."""
+    """The duality gap of (w_A, lambda_A) falls with the number of rounds."""
     if name == "hull":
         name = f"hull:file={tmp_path / 'mixtures.json'}"
         mixtures = {"a": {"0": 0.6, "1": 0.4}, "b": {"0": 0.2, "1": 0.2, "2": 0.6}}

@@ -194,7 +194,7 @@ def test_alpha_file_lists_all_and_table_largest(tmp_path):
     assert lines[-1].split() == ["30", "others", f"{last[:30].sum():.4f}", "0.7500"]
 
 
-def test_single_predictor_gives_others_no_weight():
+def test_single_predictors_have_one_hot_weights():
     scores = [ModelWeights([np.array(s, np.float32)], []) for s in ([0, 1], [1, 0])]
     model = ensemble(unigram_model(2), scores, ["left", "right"])
     alone = single_predictors(model, {"model": model.initial_weights})

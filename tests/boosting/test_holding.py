@@ -42,7 +42,7 @@ def _shallow() -> tf.keras.Model:
 
 
 class _Mixed:
-    """Five predictors that are linear and deep in turn."""
+    """Five predictors, alternately linear and deep."""
 
     def __init__(self) -> None:
         self.keras = [_shallow(), _deep(), _shallow(), _deep(), _shallow()]

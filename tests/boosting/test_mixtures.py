@@ -191,7 +191,7 @@ def test_model_loss_and_gradient_equal_mixture_losses(kind, loss):
 def test_client_sends_summed_gradient_of_sentences():
     made, predictors = _made("sentences", "log")
     x, y = _examples("sentences")
-    # A client processes fewer sentences than these in one batch.
+    # These sentences need several batches.
     x, y = (np.tile(column, (15, 1)) for column in (x, y))
     domain_id = (np.arange(len(x)) % 2).astype(np.int32)
     ones, alpha = tf.ones([3]), tf.constant(_ALPHA)

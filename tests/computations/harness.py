@@ -105,9 +105,9 @@ class EagerTraining:
         """Returns the sum of a cohort's outputs; zeros for an empty cohort.
 
         Args:
-            state: The server's state.
-            cohort: The clients.
-            sums: Sums of the round's earlier steps; the next step runs.
+            state: State of the server.
+            cohort: Clients' examples.
+            sums: Sums of the round's earlier steps; the step after them runs.
         """
         k, state = len(sums), to_tensors(state)
         empty = tf.nest.map_structure(lambda column: column[:0], self._example_row())
@@ -197,7 +197,7 @@ def assert_identical(actual: Any, expected: Any) -> None:
 
 
 def communication(computation: Any) -> dict[str, int]:
-    """Returns how often a TFF computation uses each intrinsic between clients and server."""
+    """Returns the number of uses of each intrinsic between clients and server, by URI."""
     import tensorflow_federated as tff
 
     uris: collections.Counter[str] = collections.Counter()

@@ -14,8 +14,8 @@ def encoded(
     """Returns a client's encoded output.
 
     Args:
-        aggregation: The aggregation.
-        output: The client's output.
+        aggregation: Encodes the output.
+        output: Output of the client's work.
         bounds: Bounds in the output's structure.
         examples_cut: Number of the client's skipped examples.
         state: The aggregation's state; None for its initial state.

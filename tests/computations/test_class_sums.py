@@ -157,7 +157,7 @@ def test_user_metric_and_loss_define_classes():
             user_loss.from_logits = from_logits
         actual = class_counting(dataclasses.replace(usual, loss=user_loss, metrics=(metric,)), 3)
         assert actual.num_classes == 2
-        # 2 x 2 tables of three domains; 50 bins per class if the loss defines `from_logits`.
+        # Each of three domains has a 2 x 2 table, and 2 x 50 bins if the loss has `from_logits`.
         assert actual.num_numbers == 3 * (4 + 100 * (from_logits is not None))
 
 
@@ -169,6 +169,6 @@ def test_bounds_count_each_example_once():
         (30, True, 30.0)
     }
     assert bounds.by_class == ()
-    # The norm is largest if all examples have the same class, and it is always predicted.
+    # The norm is largest if all examples have the same class and prediction.
     many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
     assert many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))

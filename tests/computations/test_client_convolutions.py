@@ -1,4 +1,4 @@
-"""Vectorised convolutions of many clients equal each client's, in outputs and gradients.
+"""Convolutions of vectorised clients equal single clients' convolutions and gradients.
 
 TensorFlow lacks gradients of dilated convolutions on CPUs. The reference therefore inserts zeros
 into the kernel and uses TensorFlow's plain convolution.
@@ -57,7 +57,7 @@ def _vectorised(convolve, image_shape, kernel_shape):
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("image", "kernel", "outputs", "strides", "dilations"), _CASES)
-def test_vectorised_convolutions_equal_each_clients(
+def test_vectorised_convolutions_match_single_clients(
     image, kernel, outputs, strides, dilations, padding
 ):
     rng = np.random.default_rng(7)

@@ -58,7 +58,7 @@ def test_columns_can_be_mappings_of_arrays():
     np.testing.assert_array_equal(x["b"], [0, 0, 1, 2, 0])
 
 
-def test_examples_are_taken_by_position():
+def test_take_returns_examples_by_position():
     clients = _clients(3, 1)
     group, positions = vectorised(clients), tf.constant([0, 2])
     np.testing.assert_array_equal(group.has(positions), [[True, True], [True, False]])
@@ -110,7 +110,7 @@ def test_shared_values_are_repeated_per_client():
 
 
 @pytest.mark.parametrize(("sizes", "batch_size"), [((4, 9, 1), 3), ((0, 5), 100), ((0, 0), 3)])
-def test_vectorised_domain_sums_equal_each_clients(sizes, batch_size):
+def test_vectorised_domain_sums_match_single_clients(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
     weights = _weights()
     together = domain_sums(model, 3, weights, vectorised(clients), batch_size=batch_size)

@@ -1,4 +1,4 @@
-"""Vectorised random numbers of many clients equal TensorFlow's of each client, bit for bit."""
+"""Random numbers of vectorised clients equal TensorFlow's for each client's seed, bit for bit."""
 
 import importlib
 
@@ -42,7 +42,7 @@ def test_counter_carries_to_the_upper_word():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "seed_dtype"), [([], tf.int32), ([3, 7], tf.int64)])
-def test_vectorised_numbers_equal_each_seeds(shape, seed_dtype):
+def test_vectorised_numbers_match_single_seeds(shape, seed_dtype):
     seeds = tf.cast(_SEEDS, seed_dtype)
 
     def draw(seed):
@@ -59,7 +59,7 @@ def test_vectorised_numbers_equal_each_seeds(shape, seed_dtype):
 
 
 @pytest.mark.parametrize("rows", [0, 11])
-def test_batches_may_have_any_size(rows):
+def test_dropout_supports_batches_of_any_size(rows):
     """The size of a loop's last batch is unknown when TensorFlow traces the loop."""
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None, 3])])

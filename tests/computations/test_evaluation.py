@@ -83,7 +83,10 @@ def test_domain_sums_match_numpy(output, measured):
 
 
 def _client_values(measured: Sequence[_Measured], measure: str, row: int) -> np.ndarray:
-    """Returns clients' means in domain `row`, or overall for row p; skips clients without it."""
+    """Returns the mean measure of each client in domain `row`, or overall if `row` is p.
+
+    Clients without examples of the domain are skipped.
+    """
     values = []
     for client in measured:
         in_row = client.domain == row if row < _DOMAINS else np.ones(len(client.domain), bool)
@@ -215,7 +218,7 @@ def test_undefined_metric_excludes_client_from_distribution():
     output = _evaluate_one(model, _weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
-    # By size, a client counts if it has a value, in the bin of all its examples.
+    # A client's size bin is for all of its examples, even if the metric ignores some of them.
     assert np.flatnonzero(output.by_size["recall_of_1"].num_clients).tolist() == [2]
     nowhere = _evaluate_one(model, _weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
     assert not np.any(nowhere.by_size["recall_of_1"].num_clients)

@@ -105,7 +105,7 @@ _BY_BATCH = ClientTraining(learning_rate=1.0, batch_size=4, normalizer="batch", 
     [
         (_CLIENT_0, ClientTraining(1.0, batch_size=3), _LAMBDA_0, 0.5, 6.4),
         (_CLIENT_1, ClientTraining(1.0, batch_size=3), _LAMBDA_0, 0.2, 33),
-        # One epoch moves by 0.5 * sum(x) / 6 = 17 / 12.
+        # One epoch changes w by 0.5 * sum(x) / 6 = 17 / 12.
         (_CLIENT_0, ClientTraining(0.5, epochs=5, batch_size=2), [1] * 4, 6.0, 5 * 17 / 12),
         # The batches are x=[1,2,4,3] with domains [1,0,0,0], and x=[6,1] with domain 2.
         (_CLIENT_0, _BY_BATCH, _LAMBDA_0, 0.5, (0.2 * 1 + 0.1 * (2 + 4 + 3)) / 0.5 + (6 + 1) / 2),

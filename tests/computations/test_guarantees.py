@@ -32,9 +32,7 @@ class _Leaky(SecureSum):
     """Secure sums with a leak: a plain sum of one of the client's values.
 
     Attributes:
-        name: Name of the aggregation.
         leaks: Called with bounds; returns whether a step with these bounds leaks.
-        guarantees: The declared guarantees.
     """
 
     name: str = "secure"

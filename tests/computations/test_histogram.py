@@ -192,7 +192,7 @@ def test_three_operands_are_broadcast_to_largest_rank():
     )
 
 
-def test_known_ranks_need_no_computed_shapes():
+def test_known_ranks_are_broadcast_without_tile():
     traced = _vectorised(lambda a, b: tf.exp(a) * a + b, _per_client(2), _per_client(1))
     assert "Tile" not in {op.type for op in traced.graph.get_operations()}
 

@@ -264,7 +264,7 @@ def test_one_example_client_gets_the_mean_loss(name):
 
 
 @pytest.mark.slow
-def test_only_holdout_adds_its_counts(streaming_runtime):
+def test_holdout_counts_occur_only_with_holdout(streaming_runtime):
     plain, apart = (
         streaming_runtime.training(build("agnostic_fed_avg", measured_share=share), PlainSum())
         for share in (0.0, _SHARE)

@@ -122,11 +122,7 @@ def adversary(request) -> _Answer:
 def _assert_ratio(numerator: Any, denominator: Any, ratio: Any, rounding: float) -> None:
     """Compares a decoded ratio without dividing, as a scaled client's values can be nearly 0.
 
-    Args:
-        numerator: Decoded numerator.
-        denominator: Decoded denominator.
-        ratio: Expected ratio.
-        rounding: Maximum error of numerator and denominator by quantisation.
+    `rounding` is the maximum error of numerator and denominator by quantisation.
     """
     expected = np.asarray(ratio) * denominator
     error = rounding * (1 + np.abs(ratio)) + _FLOAT32 * (np.abs(expected) + np.abs(numerator))
@@ -214,13 +210,13 @@ def test_adversary_weighs_as_client_at_bounds(adversary):
 
     for i in np.flatnonzero(adversary.counts):
         mean_loss = adversary.losses[i] / adversary.counts[i]
-        # The maximum number of examples with the count and the losses within their bounds.
+        # As many examples count as keep the count and the summed losses within their bounds.
         counted = int(min(adversary.counts[i], _MAX_COUNT, _MAX_LOSSES / mean_loss * _SLACK))
         expected = (others.losses[i] + mean_loss * counted) / (others.counts[i] + counted)
         np.testing.assert_allclose(summed.losses[i] / summed.counts[i], expected, rtol=1e-5)
 
 
-def test_loss_beyond_all_bounds_is_not_counted():
+def test_huge_loss_of_one_example_is_not_counted():
     summed = _summed(_ADVERSARIES["one example with a loss of a million"])
     np.testing.assert_array_equal(summed.losses, [0, 0, 0])
     np.testing.assert_array_equal(summed.counts, [0, 0, 0])

@@ -39,7 +39,7 @@ class _HalvingNorm(Aggregation):
     """Plain sums of client outputs that are clipped to a norm, which each round halves.
 
     Attributes:
-        first_norm: Norm in the first round per field of an output, so that steps differ.
+        first_norm: Norm in the first round, divided by the number of fields in a step's output.
     """
 
     first_norm: float = _FIRST_NORM

@@ -205,7 +205,7 @@ def test_round_without_clients_keeps_the_weights(tff_runtime):
 @pytest.mark.nightly_cases("robust_aggregator")
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [tff.learning.secure_aggregator, tff.learning.robust_aggregator])
-def test_only_secure_accepts_just_secure_aggregator(tff_runtime, build):
+def test_only_secure_rejects_other_aggregators(tff_runtime, build):
     aggregation = aggregations.from_tff(build(), only_secure=True)
     process = _agnostic(aggregation)
     if build is tff.learning.secure_aggregator:

@@ -1,4 +1,4 @@
-"""Projections and worst mixtures by SciPy's general solvers, to check the package's with."""
+"""Projections and worst mixtures by SciPy's general solvers, as references."""
 
 from collections.abc import Sequence
 from typing import Any, Callable, Optional

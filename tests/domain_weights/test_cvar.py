@@ -33,7 +33,7 @@ def _problems(num: int):
     rng = np.random.default_rng(3)
     for k in range(num):
         p = int(rng.integers(1, 9))
-        # Losses have few distinct values, some negative. Domains have rare or equal counts.
+        # Losses have few distinct values, some negative. Some domains are rare, others equal.
         losses = rng.choice(rng.normal(size=4), p).astype(np.float32)
         counts = rng.choice([1.0, 1.0, 5.0, 300.0, 1e5], p)
         lambda_ = rng.dirichlet(np.ones(p)).astype(np.float32)
@@ -112,7 +112,7 @@ def test_frozen_absent_domain_keeps_its_weight():
     steps = _steps(absent="freeze")
     lambda_ = steps.next(_f32(0.2, 0.2, 0.1, 0.5), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.0, 0.0, 0.5, 0.5], atol=1e-7)
-    # The free weight exceeds the two domains' bounds, so they share it by alpha.
+    # The free weight exceeds the two domains' bounds, so they share it in proportion to alpha.
     lambda_ = steps.next(_f32(1, 0, 0, 0), _f32(2, 1, 0, 0), _f32(5, 5, 0, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 2 / 3, 0.0, 0.0], rtol=1e-6)
 

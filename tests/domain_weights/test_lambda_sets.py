@@ -81,7 +81,7 @@ def test_worst_mixture_matches_solver(case):
         np.testing.assert_allclose(actual.sum(), 1.0, rtol=1e-9)
 
 
-def test_projection_keeps_the_sets_points(case):
+def test_projection_keeps_points_in_the_set(case):
     for point in _points(4):
         inside = case.set.project(tf.constant(point))
         np.testing.assert_allclose(case.set.project(inside), inside, atol=2e-6)
@@ -120,7 +120,7 @@ def test_wide_ball_equals_simplex():
     np.testing.assert_allclose(ball.worst(np.array([0.0, 0, 0, 1])), [0, 0, 0, 1], atol=1e-12)
 
 
-def test_worst_mixture_matches_solver_up_to_vertices():
+def test_ball_worst_mixture_matches_solver_for_radii():
     # The radii range from a small ball to one that contains all vertices.
     rng = np.random.default_rng(12)
     for _ in range(30):

@@ -150,7 +150,7 @@ def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses,
         assert updated[1] > lambda_[1]
 
 
-def test_pessimism_slope_is_minus_the_penaltys():
+def test_pessimism_slope_is_the_negated_penalty_slope():
     lambda_, mixture = _f32(0.2, 0.3, 0.5), _f32(0.5, 0.25, 0.25)
     slope = ascent.chi2(0.3, ascent.PESSIMISM)(lambda_, mixture)
     np.testing.assert_allclose(slope, 0.6 * (lambda_ - mixture) / mixture, rtol=1e-6)
@@ -180,7 +180,7 @@ def test_fallen_weight_stays_positive_and_recovers():
     assert fallen[0] == _TINY
     _assert_on_simplex(fallen)
     assert fallen[2] == np.float32(0.2)
-    # log(1 / tiny) is 87.3.
+    # The weight grows by a factor of e per round, and log(1 / tiny) is 87.3.
     risen = _moved(options, fallen, _f32(1, 0, 0), counts, 100)
     np.testing.assert_allclose(risen[:2].sum(), 0.8, rtol=1e-5)
     assert risen[0] > 0.99 * risen[:2].sum()

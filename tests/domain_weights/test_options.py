@@ -58,12 +58,12 @@ def test_rejects_invalid_sets(case):
 
 
 @golden.values
-def test_rejects_boxes_without_mixtures(case):
+def test_rejects_boxes_that_contain_no_mixture(case):
     return golden.refusal(lambda: BoxSet(**case).build(_NAMES, _TRAINING))
 
 
 @golden.values
-def test_rejects_files_without_mixtures(mixtures_file, tmp_path, case):
+def test_rejects_invalid_mixture_files(mixtures_file, tmp_path, case):
     del tmp_path  # golden.values writes it as DIR.
     return golden.refusal(HullSet(mixtures_file(case)).build, _NAMES, _TRAINING)
 

@@ -143,7 +143,7 @@ def _sampled(*multipliers):
 
 
 def _assert_as_tight(actual, expected):
-    """Allows smaller values, as dp-accounting 0.6 returns upper bounds at fractional orders."""
+    """Allows slightly smaller values, as dp-accounting 0.6 bounds fractional orders from above."""
     assert expected * (1 - 1e-5) < actual <= expected * (1 + 1e-9)
 
 
@@ -246,7 +246,7 @@ def test_epsilon_without_noise_is_infinite():
         assert _epsilon(mechanism, 0, _DELTA) == 0
 
 
-def test_rejects_mixed_accounts():
+def test_rejects_invalid_accountants():
     fixed = CentralNoise(1.0, FixedSizeCohorts(100, 1))
     poisson = CentralNoise(1.0, _COHORTS)
     with pytest.raises(UserError, match=r"one kind of neighbours.*'add or remove.*'replace one"):
@@ -394,7 +394,7 @@ def test_budget_ends_before_the_next_round(mechanism, epsilon):
     assert accountant.epsilon(rounds) <= epsilon < accountant.epsilon(rounds + 1)
 
 
-def test_rejects_budgets_below_one_round_or_unlimited():
+def test_rejects_budgets_for_no_or_unlimited_rounds():
     with pytest.raises(UserError, match=r"target_epsilon: expected at least 0\.599.*, found 0\.1"):
         rounds_for_budget(CentralNoise(1.0, _WRITERS), 0.1, 1e-3)
     with pytest.raises(UserError, match="expected a budget that rounds exhaust, found 6"):

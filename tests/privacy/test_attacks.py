@@ -142,7 +142,7 @@ def test_bounds_are_close_below_true_epsilon(shows_absence):
     assert 0.4 * true < np.median(result) < true
 
 
-def test_equal_scores_prove_nothing_distinct_scores_most():
+def test_equal_and_distinct_scores_give_extreme_bounds():
     same = np.random.default_rng(2).normal(size=[2, 2000])
     assert lower_bound(*same, 0.01).epsilon < 0.1
     assert lower_bound(np.zeros(500), np.zeros(500), 0.01).epsilon == 0.0

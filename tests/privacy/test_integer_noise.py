@@ -94,7 +94,7 @@ def test_rounded_sensitivity_matches_closed_form():
 
 
 def test_roundings_exceed_the_bound_with_probability_beta():
-    """Random roundings of a vector at the clip norm exceed the bound at most this often."""
+    """Roundings of a vector at the clip norm exceed the bound with probability beta at most."""
     rng, beta = np.random.default_rng(0), 0.2
     clip, dimension = 5.0, 64
     values = np.full(dimension, clip / math.sqrt(dimension))

@@ -148,13 +148,13 @@ class Combination:
         seed: Seed of the weights and of the clients.
         group: Seed of all choices on which a trace depends: algorithm, settings, task, sums and
             runtime.
-        algorithm: Name of the algorithm.
+        algorithm: Key in `ALGORITHMS`.
         settings: The algorithm's non-default settings and arguments of its builder.
-        task: Member of `TASKS`, or "ensemble".
-        sums: Member of `_SUMS`.
+        task: Key in `TASKS`, or "ensemble".
+        sums: Key in `_SUMS`.
         runtime: "streamed", "vectorised" or "tff".
-        sampling: Member of `COHORT_SAMPLINGS`.
-        domains: Names of the domains, in the order of their ids.
+        sampling: Key in `COHORT_SAMPLINGS`.
+        domains: Domain names, in the order of domain ids.
         absent: Ids of domains that are absent from the first round.
         odd_clients: Unusual clients in the first cohort, "empty" or "not finite".
         factor: Factor of all losses.

@@ -40,7 +40,7 @@ _NIGHTLY_GROUPS = (2, 4, 9)
 _FACTOR = 4.0
 # Minimum ratio of losses that a histogram distinguishes after any shift.
 _MIN_RATIO = 1.06
-# Prefixes of columns that are learning rates, or losses of other things than domains.
+# Prefixes of columns with learning rates, or with losses that are not a domain's.
 _LOSSES_AND_RATES = ("threshold", "center", "unit_loss", "client_learning", "server_learning")
 
 
@@ -48,10 +48,6 @@ class Run(NamedTuple):
     """The results of two rounds.
 
     Attributes:
-        combination: The choices.
-        algorithm: The algorithm.
-        training: The training in its runtime.
-        cohorts: The cohorts.
         states: State before each round, and after the last round.
         columns: Reported columns of each round: field and value by name.
     """
@@ -432,7 +428,7 @@ def _runs_in_process(run: Run) -> bool:
 
 INVARIANTS: Mapping[str, Invariant] = {
     "the clients' order changes nothing": Invariant(
-        # Clients' own noise depends on their places.
+        # Noise that clients add depends on their order.
         lambda run: run.combination.sums != "distributed",
         _check_client_order,
         tolerance=1e-4,

@@ -60,7 +60,7 @@ def test_parts_may_come_from_a_generator(secure):
 
 
 @pytest.mark.nightly
-def test_joint_models_equal_single_models(runtime, secure):
+def test_joint_evaluation_equals_separate_evaluations(runtime, secure):
     others = [ModelWeights([factor * w for w in _WEIGHTS.trainable], []) for factor in (0, -3, 40)]
     models = [_WEIGHTS, *others]
     for evaluate in (secure, runtime.evaluation(_MODEL, 3, PlainSum())):

@@ -1,4 +1,4 @@
-"""Lanes, which are threads with a device each; shards of cohorts; and numbers of traces."""
+"""Lanes, which are threads with a device each, shards of cohorts, and numbers of traces."""
 
 import contextlib
 import sys
@@ -199,7 +199,7 @@ _SIZES = [
 
 
 def _padding(sizes: list[int], shard: tuple[int, ...]) -> tuple[int, int]:
-    """Returns a shard's number of padding rows, and of all rows."""
+    """Returns the numbers of padding rows and of all rows in a shard."""
     rows = [sizes[k] for k in shard]
     return max(rows) * len(rows) - sum(rows), max(rows) * len(rows)
 
@@ -238,7 +238,7 @@ def test_streamed_shards_keep_order_and_are_even(num_clients):
 
 
 def test_shards_contain_python_integers():
-    """Shards are sent to workers, and index lists."""
+    """The integers are sent to workers, and index lists."""
     for shards in (streamed_shards(3), vectorised_shards([1, 2, 3], 2)):
         assert {type(k) for shard in shards for k in shard} == {int}
 

@@ -171,7 +171,7 @@ def test_rounds_equal_tff_with_any_lanes(
         ],
     ),
 )
-def test_evaluations_equal_tffs(tff_runtime, cohort_runtimes, aggregation, kind):
+def test_evaluations_equal_tff_evaluations(tff_runtime, cohort_runtimes, aggregation, kind):
     model = KINDS[kind].model()
     rng = np.random.default_rng(5)
     weights = ModelWeights(

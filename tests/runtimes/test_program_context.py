@@ -32,7 +32,7 @@ def _client(index: int) -> dict[str, np.ndarray]:
 
 
 class _Iterator(tff.program.FederatedDataSourceIterator):
-    """Selects clients in turn. TFF copies and saves it every round, so it only has a position."""
+    """An iterator that selects clients in turn, and whose only state is a position."""
 
     def __init__(self, position: int = 0) -> None:
         self._position = position
@@ -122,7 +122,7 @@ def _saved_state(folder: Path, version: int, like: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def run(worker, tmp_path_factory) -> Path:
-    """Folder of four rounds, which stopped after two and resumed, without starting a process."""
+    """Output folder of a program of four rounds, which stopped after two rounds and resumed."""
     folder = tmp_path_factory.mktemp("program")
     before = _worker_processes()
     assert worker.pid in before

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import optimize, stats
 
 from tests.options import make_options
+from tests.privacy.closed_forms import gaussian_epsilon
 from tff_agnostic import regression, train
 from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions, fed_avg
@@ -57,25 +57,16 @@ def _train(parts, runtime, private, rounds=_ROUNDS, **settings):
     )
 
 
-def _gaussian_epsilon(rounds: int) -> float:
-    """Returns a composed Gaussian mechanism's epsilon by Dong, Roth, Su 2019, corollary 2.13.
-
-    Every client takes part in every round. Neighbouring data sets differ by one client.
-    """
-    mu, phi = math.sqrt(rounds) / _Z, stats.norm.cdf
-
-    def excess(epsilon: float) -> float:
-        other = math.exp(epsilon) * phi(-epsilon / mu - mu / 2)
-        return float(phi(-epsilon / mu + mu / 2) - other - _DELTA)
-
-    return float(optimize.brentq(excess, 0.0, 200.0))
+def _composed_epsilon(rounds: int) -> float:
+    """Returns the epsilon of rounds in which every client takes part."""
+    return gaussian_epsilon(math.sqrt(rounds) / _Z, _DELTA)
 
 
 def test_rounds_report_a_gaussian_mechanisms_epsilon(parts, streaming_runtime):
     private = _private(parts)
     trained = _train(parts, streaming_runtime, private)
     spent = [float(report["privacy"]["epsilon"]) for report in trained.reports]
-    expected = [_gaussian_epsilon(t) for t in range(1, _ROUNDS + 1)]
+    expected = [_composed_epsilon(t) for t in range(1, _ROUNDS + 1)]
     assert spent == pytest.approx(expected, rel=2e-3)
     assert private.statement(_ROUNDS).to_dict()["epsilon"] == spent[-1]
 
@@ -111,7 +102,7 @@ def test_rejects_account_for_other_noise(parts, streaming_runtime):
 
 
 def test_target_epsilon_gives_minimum_noise(parts):
-    private = _private(parts, noise_multiplier=None, target_epsilon=_gaussian_epsilon(_ROUNDS))
+    private = _private(parts, noise_multiplier=None, target_epsilon=_composed_epsilon(_ROUNDS))
     assert private.noise_multiplier == pytest.approx(_Z, rel=5e-3)
 
 

@@ -1,7 +1,7 @@
 """Delta-FL (Laguel et al., "A Superquantile Approach to Federated Learning", 2021), in float64.
 
 The objective is the maximum of sum_k pi_k F_k(w) over mixtures pi of clients with pi_k <= alpha_k /
-theta. It equals the mean of the worst theta of the weight: the (1 - theta)-superquantile of the
+theta. It equals the mean loss of the worst fraction theta: the (1 - theta)-superquantile of the
 losses. In a round, only clients train whose loss reaches the (1 - theta)-quantile, eta.
 
 Clients at eta train in one of two ways. With "paper" they train in full, so that more than theta of
@@ -67,7 +67,7 @@ def quantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
 
 
 def cut(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> Cut:
-    """Returns eta, and the fraction in [0, 1] of their weight with which clients at eta train."""
+    """Returns eta, and the fraction in [0, 1] with which clients at eta train."""
     if boundary not in ("paper", "exact"):
         raise ValueError(f"boundary is 'paper' or 'exact', not {boundary!r}")
     eta = quantile(losses, alphas, theta)
@@ -79,7 +79,7 @@ def cut(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> Cu
 
 
 def shares_above(losses: ArrayLike, c: Cut) -> np.ndarray:
-    """Returns 1 for losses above `c.at`, 0 below it, and `c.share` at it."""
+    """Returns 1 for losses above `c.at`, 0 for losses below, and `c.share` for equal losses."""
     loss = np.asarray(losses, np.float64)
     return np.where(loss > c.at, 1.0, np.where(loss == c.at, c.share, 0.0))
 
@@ -102,8 +102,8 @@ def superquantile(losses: ArrayLike, alphas: ArrayLike, theta: float) -> float:
 def cvar_lambda(domain_losses: ArrayLike, example_shares: ArrayLike, theta: float) -> np.ndarray:
     """Returns the maximising pi, with domains instead of clients; it sums to 1.
 
-    pi_i is alpha_i / theta for losses above eta and 0 below. Domains at eta share the rest of 1 by
-    alpha_i.
+    pi_i is alpha_i / theta for losses above eta and 0 below. Domains at eta share the remaining
+    weight in proportion to alpha_i.
     """
     _, alpha = _normalised(domain_losses, example_shares)
     return alpha * shares(domain_losses, example_shares, theta, "exact") / theta

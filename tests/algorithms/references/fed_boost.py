@@ -1,7 +1,7 @@
 """FedBoost and AFLBoost in NumPy, float64, written from the paper (Hamer, Mohri, Suresh 2020).
 
-It has figures 1 and 2, equation (8), and section 4.2 with its bias removed. Predictors occur only
-as their outputs for an example: distributions over classes, the rows of an array [q, classes].
+It implements figures 1 and 2, equation (8), and an unbiased variant of section 4.2. Predictors are
+given by their outputs for an example: distributions over classes, the rows of an array [q, classes].
 """
 
 import itertools
@@ -56,7 +56,7 @@ def estimate(
     mask: np.ndarray,
     example: Example,
 ) -> np.ndarray:
-    """Returns an estimate of the gradient at alpha from the predictors in the mask; else zeros."""
+    """Returns the gradient at alpha, estimated from predictors in the mask; zeros without any."""
     if not mask.any():
         return np.zeros_like(alpha)
     gradient = gradient_at(loss, mask * alpha / gamma, example)
@@ -128,7 +128,7 @@ def fed_boost_round(
     delta = np.zeros_like(alpha)
     for client in clients:
         estimates = [estimate(estimator, loss, alpha, gamma, mask, example) for example in client]
-        # m_j / m times the mean over the client's examples
+        # A client's weight m_j / m, times the mean over its examples.
         delta += len(client) / m * np.mean(estimates, axis=0)
     return STEPS[mirror_map](alpha, delta, rate)
 

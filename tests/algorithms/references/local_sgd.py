@@ -23,8 +23,8 @@ class LocalSgd:
 
     Attributes:
         eta: Learning rate.
-        epochs: E, passes over the client's examples in their order, never shuffled.
-        batch_size: B, the last batch of a pass may be smaller; None for one batch of all examples.
+        epochs: Number of passes over the client's examples, which are not shuffled.
+        batch_size: Maximum size of a batch; None for one batch of all examples.
         divisor: Divisor of a batch's summed gradient: "client" is n_k, "batch" the batch's size.
     """
 

@@ -68,7 +68,7 @@ def _losses_and_steps(
     L = 1.0 / sgd.eta
     w_k = train(model, w_t, client, sgd)
     Dw = [L * (w_m - w_km) for w_m, w_km in zip(w_t, w_k)]
-    # Python's float raises an error if a power overflows; NumPy's is infinite.
+    # If a power overflows, NumPy's float becomes infinite, while Python's raises an error.
     return np.float64(mean_loss(model, w_t, client) + LOSS_OFFSET), Dw, L
 
 

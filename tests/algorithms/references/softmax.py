@@ -10,7 +10,7 @@ import numpy as np
 
 Weights = list[np.ndarray]
 
-# {"x": features [n, d] float32, "y": classes [n] int32, "domain_id": domains [n] int32}.
+# Columns of a client: "x", features float32 [n, d]; "y", classes int32 [n]; "domain_id", int32 [n].
 Client = Mapping[str, np.ndarray]
 
 

@@ -57,9 +57,9 @@ def stochastic_afl_round(
     """Returns the players after one round; a round without examples changes nothing.
 
     Args:
-        model: The model.
+        model: Loss and gradient.
         players: Players after round t - 1.
-        cohort: The clients; clients without examples or with a non-finite loss are dropped.
+        cohort: Clients; clients without examples or with a non-finite loss are dropped.
         n: Expected number of each domain's examples.
         steps: Options of the steps.
         lambda_for_w: Domain weights in w's gradient, such as the drawn domain's unit vector; None

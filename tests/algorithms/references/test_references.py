@@ -96,7 +96,7 @@ class TestLocalSgd:
 
     def test_fed_avg_equals_value_by_hand(self):
         clients = [_quadratic_client(1.0), _quadratic_client(2.0, 2.0, 2.0)]
-        # w_k = 1 - 0.1 a.
+        # The clients' weights are w_k = 1 - 0.1 a.
         by_examples = fed_avg_round(_QUADRATIC, [1.0], clients, LocalSgd(0.1))
         _assert_close(by_examples, [(1 * 0.9 + 3 * 0.8) / 4])
         equally = fed_avg_round(_QUADRATIC, [1.0], clients, LocalSgd(0.1), weighting="equal")
@@ -108,7 +108,7 @@ class TestQFedAvg:
     def test_one_device_equals_value_by_hand(self, q):
         a, w, eta = 3.0, 2.0, 0.1
         F, gradient, L = a / 2 * w**2, a * w, 1 / eta
-        # w - F^q a w / (q F^{q-1} a^2 w^2 + L F^q), and a^2 w^2 / F = 2 a.
+        # The result is w - F^q a w / (q F^{q-1} a^2 w^2 + L F^q), where a^2 w^2 / F = 2 a.
         expected = w - gradient / (2 * q * a + L)
         assert F == 6.0
         client = _quadratic_client(a)
@@ -131,7 +131,7 @@ class TestQFedAvg:
 
 class TestFedProx:
     def test_two_local_steps_equal_value_by_hand(self):
-        # From w = 1 with a = 2 and eta = 0.1: 0.8, then 0.8 - 0.1 (2 * 0.8 + mu (0.8 - 1)).
+        # With w = 1, a = 2, eta = 0.1 the steps give 0.8, then 0.8 - 0.1 (2 * 0.8 + mu (0.8 - 1)).
         client = _quadratic_client(2.0)
         w_k = train_proximal(_QUADRATIC, [1.0], client, LocalSgd(0.1, epochs=2), mu=3.0)
         _assert_close(w_k, [0.64 + 0.06])
@@ -221,10 +221,10 @@ class TestFilter:
                 assert quantile(np.arange(1, n + 1), [1 / n] * n, 1 - k / n) == k
                 assert shares(np.arange(n), [1 / n] * n, k / n, "exact").sum() == k
 
-    # TFF's SciPy calls a deprecated function of its NumPy.
+    # The SciPy version that TFF requires calls a deprecated NumPy function.
     @pytest.mark.filterwarnings("ignore:np.find_common_type:DeprecationWarning")
     @pytest.mark.parametrize("seed", range(40))
-    def test_pi_solves_the_linear_program(self, seed):
+    def test_worst_mixture_solves_the_linear_program(self, seed):
         F, alpha, levels = _random_losses(seed)
         p = alpha / alpha.sum()
         for theta in levels:
@@ -360,7 +360,7 @@ def test_divided_log_loss_estimate_has_the_known_bias():
     np.testing.assert_allclose(_expected("divided", "weighted", "log"), expected, atol=1e-6)
 
 
-def test_mirror_maps_take_known_steps():
+def test_mirror_steps_equal_known_values():
     gradient = np.array(_TRUE["squared"])
     eg = reference.entropy_step(_ALPHA, gradient, 0.5)
     np.testing.assert_allclose(eg, (0.621849, 0.209741, 0.168411), atol=1e-6)

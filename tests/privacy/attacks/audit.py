@@ -279,7 +279,8 @@ class Mode:
         algorithm: Name of the attacked algorithm.
         settings: Settings of the private sums and of the audit.
         delta: The delta that epsilon is for.
-        account: Wrong mechanism of a control, whose epsilon is claimed; None for `mechanism`.
+        account: Mechanism whose epsilon a control claims wrongly; None for the epsilon of
+            `mechanism`.
     """
 
     mechanism: Audited

@@ -81,7 +81,6 @@ class AttackedRounds:
     """Rounds of an algorithm with private sums, for attacks.
 
     Args:
-        round_: The rounds.
         without: Role of the attacked client in runs without it.
 
     Attributes:

@@ -173,8 +173,6 @@ def attack(
     """Executes runs with and without the client, and returns the proved bounds.
 
     Args:
-        rounds: The attacked rounds.
-        cohorts: The cohorts of a run.
         runs: Number of runs with the client, and of runs without it.
         delta: The delta that epsilon is for.
         seed: Seed of the runs' keys.
@@ -278,7 +276,10 @@ def _log_likelihood_ratios(
 
 
 def _clear(rounds: AttackedRounds, cohorts: Cohorts) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the client's values without noise, [T, M], if it is excluded and if it takes part."""
+    """Returns the client's values without noise in each round, [T, M].
+
+    The first result is for rounds that exclude the client, the second for rounds with it.
+    """
     clear, is_asked = rounds.clear, cohorts.chances > 0
     silently = is_asked & cohorts.answers_silently
     left_out = silently[:, np.newaxis] * clear[Role.SILENT]
