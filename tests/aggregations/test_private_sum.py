@@ -12,8 +12,9 @@ import tensorflow_privacy as tfp
 from tests.aggregations.sums import private_sum, secure_sum
 from tests.algorithms.cases import CASES, build, cohort
 from tests.computations.harness import assert_all_close, make_client, run_rounds
+from tests.computations.sums import encoded
 from tests.options import make_options
-from tff_agnostic.aggregations.aggregation import Bound, ClientFacts, PlainSum
+from tff_agnostic.aggregations.aggregation import Bound, PlainSum
 from tff_agnostic.aggregations.clipping import without_noise_below
 from tff_agnostic.aggregations.noise_generators import DEVIATION
 from tff_agnostic.aggregations.private_sum import CentralDpSum, ClippedOutput
@@ -212,9 +213,8 @@ def test_secure_noise_is_multiples_of_the_step(inner):
         lambda bound: tf.fill([7], tf.constant(1, tf.int64 if bound.integer else tf.float32)),
         bounds,
     )
-    facts = ClientFacts(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
-    encoded = release.encode(release.client_params(state), output, bounds, facts)
-    noisy, deviations = release.noisy_sums(state, encoded, bounds)
+    sent = encoded(release, output, bounds, state=state)
+    noisy, deviations = release.noisy_sums(state, sent, bounds)
     values = tf.nest.flatten(noisy)
     for group, factor in zip(release.groups(bounds), release.noise_factors(bounds)):
         limit = group.limit * (0.25 if group.is_update else 1.0)

@@ -16,9 +16,10 @@ import tensorflow_privacy as tfp
 
 from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import CASES, cohort
+from tests.computations.sums import encoded
 from tests.options import make_options
 from tff_agnostic import aggregations
-from tff_agnostic.aggregations.aggregation import Bound, ClientFacts
+from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.privacy.accountant import PrivacyAccountant
@@ -51,16 +52,8 @@ def _ours(noise_multiplier: float) -> np.ndarray:
         noise_multiplier=noise_multiplier, clip_norm=_CLIP, clipping="fixed", expected_clients=3.0
     )
     state = aggregation.initialize(_BOUNDS)
-    facts = ClientFacts(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
-    sent = [
-        aggregation.encode(
-            aggregation.client_params(state),
-            _Answer(tf.constant(d), tf.constant(1.0)),
-            _BOUNDS,
-            facts,
-        )
-        for d in _deltas()
-    ]
+    outputs = [_Answer(tf.constant(d), tf.constant(1.0)) for d in _deltas()]
+    sent = [encoded(aggregation, output, _BOUNDS, state=state) for output in outputs]
     summed = tf.nest.map_structure(lambda *values: tf.add_n(values), *sent)
     return aggregation.decode(state, summed, _BOUNDS)[1].delta.numpy()
 

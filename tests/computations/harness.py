@@ -52,6 +52,12 @@ def random_client(
     return make_client(x, rng.choice(domains, size), rng.integers(num_classes, size=size))
 
 
+def random_weights(seed: int = 0) -> ModelWeights:
+    """Returns random weights of a logistic regression with 4 features and 3 classes."""
+    rng = np.random.default_rng(seed)
+    return ModelWeights([rng.normal(size=s).astype(np.float32) for s in ([4, 3], [3])], [])
+
+
 def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
     """Returns a model with one weight w, where an example's loss is x * w."""
     return Model(

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from tests.algorithms.references.softmax import SOFTMAX
 from tests.computations.harness import (
     assert_all_close,
     assert_identical,
     make_client,
     random_client,
+    random_weights,
     single,
 )
 from tff_agnostic.computations import PlainSum
@@ -23,14 +25,7 @@ _MODEL = logistic_regression(4, 3)
 _HOLDOUT = Holdout(0.4, seed=3)
 
 
-def _weights(seed: int) -> ModelWeights:
-    rng = np.random.default_rng(seed)
-    return ModelWeights(
-        [rng.normal(size=[4, 3]).astype(np.float32), rng.normal(size=[3]).astype(np.float32)], []
-    )
-
-
-_FAMILY = tuple(map(_weights, range(_MODELS)))
+_FAMILY = tuple(map(random_weights, range(_MODELS)))
 
 
 def _clients() -> list[dict[str, np.ndarray]]:
@@ -48,10 +43,9 @@ def _split(client: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def _measure(weights: ModelWeights, examples: dict[str, np.ndarray]) -> tuple:
-    matrix, offsets = (w.astype(np.float64) for w in weights.trainable)
-    scores = examples["x"] @ matrix + offsets
-    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), examples["y"]]
-    return losses, scores.argmax(axis=1) == examples["y"]
+    w, x = [w.astype(np.float64) for w in weights.trainable], examples["x"]
+    correct = (x @ w[0] + w[1]).argmax(axis=1) == examples["y"]
+    return SOFTMAX.losses(w, x, examples["y"]), correct
 
 
 def _expected(clients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

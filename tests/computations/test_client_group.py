@@ -10,6 +10,7 @@ from tests.computations.harness import (
     assert_all_close,
     make_client,
     random_client,
+    random_weights,
     single,
     vectorised,
 )
@@ -22,7 +23,6 @@ from tff_agnostic.computations.clients import (
 from tff_agnostic.computations.domain_losses import domain_sums
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd
 from tff_agnostic.models import logistic_regression
-from tff_agnostic.models.model import ModelWeights
 
 
 def _clients(*sizes: int) -> list[dict[str, np.ndarray]]:
@@ -112,7 +112,7 @@ def test_shared_values_are_repeated_per_client():
 @pytest.mark.parametrize(("sizes", "batch_size"), [((4, 9, 1), 3), ((0, 5), 100), ((0, 0), 3)])
 def test_vectorised_domain_sums_match_single_clients(sizes, batch_size):
     model, clients = logistic_regression(4, 3), _clients(*sizes)
-    weights = _weights()
+    weights = random_weights()
     together = domain_sums(model, 3, weights, vectorised(clients), batch_size=batch_size)
     alone = [domain_sums(model, 3, weights, single(c), batch_size=batch_size) for c in clients]
     for actual, expected in zip(tf.nest.flatten(together), zip(*map(tf.nest.flatten, alone))):
@@ -138,17 +138,12 @@ def test_vectorised_client_ignores_its_neighbours():
     alpha, betas = np.array([0.5, 1, 2], np.float32), tf.constant([1.0, 2.0, 5.0])
     spoiled, good = make_client([[np.nan] * 4] * 2, [0, 1]), _clients(5)[0]
     clients = [make_client(np.zeros([0, 4]), []), spoiled, good]
-    sums = domain_sums(model, 3, _weights(), vectorised(clients), batch_size=2)
-    expected = domain_sums(model, 3, _weights(), single(good), batch_size=2)
+    sums = domain_sums(model, 3, random_weights(), vectorised(clients), batch_size=2)
+    expected = domain_sums(model, 3, random_weights(), single(good), batch_size=2)
     assert_all_close(sums.losses[2], expected.losses)
     np.testing.assert_array_equal(sums.losses[0], [0, 0, 0])
     np.testing.assert_array_equal(sums.counts, [[0, 0, 0], [1, 1, 0], expected.counts])
     seeds = tf.constant([10, 11, 12], tf.int64)
-    together = local_sgd(model, options, _weights(), vectorised(clients, seeds), alpha, betas)
-    alone = local_sgd(model, options, _weights(), single(good, seeds[2]), alpha, betas[2])
+    together = local_sgd(model, options, random_weights(), vectorised(clients, seeds), alpha, betas)
+    alone = local_sgd(model, options, random_weights(), single(good, seeds[2]), alpha, betas[2])
     assert_all_close([w[2] for w in together.trained], list(alone.trained))
-
-
-def _weights() -> ModelWeights:
-    rng = np.random.default_rng(1)
-    return ModelWeights([rng.normal(size=s).astype(np.float32) for s in ([4, 3], [3])], [])

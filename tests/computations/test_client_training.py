@@ -9,12 +9,14 @@ import tensorflow as tf
 
 from tests import golden
 from tests.algorithms.cases import build
+from tests.algorithms.references.softmax import SOFTMAX
 from tests.computations.harness import (
     assert_all_close,
     assert_identical,
     linear_model,
     make_client,
     random_client,
+    random_weights,
     run_rounds,
     single,
 )
@@ -28,12 +30,6 @@ from tff_agnostic.models import Metric, Model, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([1, 2], np.int32)
-
-
-def _weights(seed: int = 0) -> ModelWeights:
-    rng = np.random.default_rng(seed)
-    shapes = ([4, 3], [3])
-    return ModelWeights([rng.normal(size=s).astype(np.float32) for s in shapes], [])
 
 
 def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
@@ -192,7 +188,7 @@ def test_regularizer_is_in_losses_and_gradient():
     np.testing.assert_allclose(sums.losses, [(1 + 2) * 4 + 2 * 8, 5 * 4 + 8])
 
 
-def _trained(client, *, seed=_TRAINING_SEED, weights=_weights(), **options):
+def _trained(client, *, seed=_TRAINING_SEED, weights=random_weights(), **options):
     return local_sgd(
         logistic_regression(4, 3),
         ClientTraining(learning_rate=1.0, batch_size=4, **options),
@@ -237,12 +233,12 @@ def test_repeated_rows_change_by_summed_gradients(rate):
 
 
 def test_domain_pass_sums_losses_counts_and_metrics():
-    model, weights, client = logistic_regression(4, 3), _weights(), _client()
+    model, weights, client = logistic_regression(4, 3), random_weights(), _client()
     sums = domain_sums(model, 4, weights, single(client), batch_size=7)
     assert_all_close(sums, domain_sums(model, 4, weights, single(client), batch_size=1000))
-    scores = client["x"] @ weights.trainable[0] + weights.trainable[1]
-    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(23), client["y"]]
-    correct = scores.argmax(axis=1) == client["y"]
+    kernel, bias = weights.trainable
+    losses = SOFTMAX.losses(weights.trainable, client["x"], client["y"])
+    correct = (client["x"] @ kernel + bias).argmax(axis=1) == client["y"]
     for i in range(4):
         in_domain = client["domain_id"] == i
         np.testing.assert_allclose(sums.losses[i], losses[in_domain].sum(), rtol=1e-5)

@@ -9,7 +9,14 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.cases import empty_client
-from tests.computations.harness import assert_all_close, make_client, random_client, single
+from tests.algorithms.references.softmax import SOFTMAX
+from tests.computations.harness import (
+    assert_all_close,
+    make_client,
+    random_client,
+    random_weights,
+    single,
+)
 from tests.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import domain_sums
@@ -20,13 +27,6 @@ from tff_agnostic.models.model import Model, ModelWeights
 
 _DOMAINS = 3
 _SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=300, limit_loss=20.0))
-
-
-def _weights() -> ModelWeights:
-    rng = np.random.default_rng(0)
-    return ModelWeights(
-        [rng.normal(size=[4, 3]).astype(np.float32), rng.normal(size=[3]).astype(np.float32)], []
-    )
 
 
 def _clients() -> list[dict[str, np.ndarray]]:
@@ -49,11 +49,9 @@ class _Measured(NamedTuple):
 
 
 def _measure(client: dict[str, np.ndarray]) -> _Measured:
-    matrix, offsets = (w.astype(np.float64) for w in _weights().trainable)
-    scores = client["x"] @ matrix + offsets
-    rows = np.arange(len(client["y"]))
-    loss = np.log(np.exp(scores).sum(axis=1)) - scores[rows, client["y"]]
-    return _Measured(client["domain_id"], loss, scores.argmax(axis=1) == client["y"])
+    w, x = [w.astype(np.float64) for w in random_weights().trainable], client["x"]
+    correct = (x @ w[0] + w[1]).argmax(axis=1) == client["y"]
+    return _Measured(client["domain_id"], SOFTMAX.losses(w, x, client["y"]), correct)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +61,7 @@ def plain(tff_runtime):
 
 @pytest.fixture(scope="module")
 def output(plain):
-    return plain(_weights(), [_clients()]).output
+    return plain(random_weights(), [_clients()]).output
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +127,14 @@ def test_distributions_by_client_size_match_numpy(output, measured, measure, col
 
 def test_empty_and_non_finite_clients_are_only_counted(plain, output):
     clients = [_nan_client(), *_clients(), empty_client(), empty_client()]
-    spoiled = plain(_weights(), [clients]).output
+    spoiled = plain(random_weights(), [clients]).output
     assert dict(spoiled.clients) == {"evaluated": 30, "empty": 2, "non_finite": 1}
     assert_all_close(spoiled._replace(clients=()), output._replace(clients=()), rtol=1e-6)
 
 
 @pytest.mark.parametrize("clients", [[], [_nan_client()]])
 def test_sums_are_zero_without_finite_examples(plain, clients):
-    output = plain(_weights(), [clients]).output
+    output = plain(random_weights(), [clients]).output
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
     for name, grid in measure_grids(logistic_regression(4, 3)).items():
@@ -146,7 +144,7 @@ def test_sums_are_zero_without_finite_examples(plain, clients):
 @pytest.mark.slow
 def test_secure_evaluation_matches_plain_evaluation(tff_runtime, output):
     evaluate = tff_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, _SECURE)
-    secure = evaluate(_weights(), [[_nan_client(), *_clients(), empty_client()]]).output
+    secure = evaluate(random_weights(), [[_nan_client(), *_clients(), empty_client()]]).output
     assert dict(secure.clients) == {"evaluated": 30, "empty": 1, "non_finite": 1}
     assert_all_close(secure._replace(clients=()), output._replace(clients=()), rtol=1e-5, atol=1e-4)
     # Secure sums do not round histograms and counts, which are integers.
@@ -163,7 +161,7 @@ def test_secure_evaluation_matches_plain_evaluation(tff_runtime, output):
 def test_values_by_size_are_clipped(streaming_runtime, output):
     low = SecureSum(make_options(SecureSumOptions, limit_examples=300, limit_loss=0.5))
     evaluated = streaming_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
-        _weights(), [_clients()]
+        random_weights(), [_clients()]
     )
     assert evaluated.clipped["by_size"] > 0
     by_size = evaluated.output.by_size["loss"]
@@ -204,8 +202,8 @@ def _model_with(*metrics: Metric) -> Model:
 def test_unbounded_metric_uses_log_grid():
     model = _model_with(_squared_error())
     client = _clients()[3]
-    output = _evaluate_one(model, _weights(), client)
-    scores = client["x"] @ _weights().trainable[0] + _weights().trainable[1]
+    output = _evaluate_one(model, random_weights(), client)
+    scores = client["x"] @ random_weights().trainable[0] + random_weights().trainable[1]
     exact = np.mean((scores[:, 0] - client["y"]) ** 2)
     histogram = np.asarray(output.over_clients["squared_error"].histogram)[_DOMAINS]
     estimate = quantile(measure_grids(model)["squared_error"], histogram, 0.5)
@@ -215,12 +213,12 @@ def test_unbounded_metric_uses_log_grid():
 def test_undefined_metric_excludes_client_from_distribution():
     model = _model_with(_labelled_only())
     client = make_client(np.ones([4, 4]), [0, 0, 1, 1], y=[0, 2, 1, 1])
-    output = _evaluate_one(model, _weights(), client)
+    output = _evaluate_one(model, random_weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
     # A client's size bin is for all of its examples, even if the metric ignores some of them.
     assert np.flatnonzero(output.by_size["recall_of_1"].num_clients).tolist() == [2]
-    nowhere = _evaluate_one(model, _weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
+    nowhere = _evaluate_one(model, random_weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
     assert not np.any(nowhere.by_size["recall_of_1"].num_clients)
     assert np.flatnonzero(nowhere.by_size["loss"].num_clients).tolist() == [1]
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from tests.computations.sums import decoded_sum, encoded
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
-from tff_agnostic.computations import AGGREGATIONS, Bound, PlainSum, SecureSum, SecureSumOptions
+from tff_agnostic.computations import AGGREGATIONS, Bound, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.models import logistic_regression
 
@@ -164,13 +163,6 @@ def test_values_without_ratio_are_clipped():
     )
     np.testing.assert_allclose(decoded.first, [6.0, 3.0], rtol=1e-6)
     np.testing.assert_allclose(decoded.second, [0.5, -2.0], rtol=1e-6)
-
-
-def test_plain_sum_is_the_sum():
-    outputs = _client_outputs()
-    decoded, report = decoded_sum(PlainSum(), outputs, _bounds(_OPTIONS))
-    assert_identical(decoded, tf.nest.map_structure(lambda *v: tf.add_n(v), *outputs))
-    assert report == OrderedDict()
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

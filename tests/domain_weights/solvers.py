@@ -36,6 +36,13 @@ def worst(losses: np.ndarray, bounds: Bounds, inside: Inside, start: np.ndarray)
     return _minimum(lambda x: -float(losses @ x) / scale, bounds, inside, start)
 
 
+def assert_on_simplex(vector: Any) -> None:
+    vector = np.asarray(vector)
+    assert np.all(np.isfinite(vector))
+    assert np.all(vector >= 0)
+    np.testing.assert_allclose(vector.sum(), 1.0, rtol=1e-6)
+
+
 def _minimum(
     objective: Callable[[np.ndarray], float], bounds: Bounds, inside: Inside, start: np.ndarray
 ) -> np.ndarray:

@@ -6,6 +6,7 @@ from scipy.optimize import linprog
 
 from tests import golden
 from tests.algorithms.references.delta_fl import cvar_lambda
+from tests.domain_weights.solvers import assert_on_simplex
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
@@ -40,12 +41,6 @@ def _problems(num: int):
         yield losses, counts / counts.sum(), _LEVELS[k % len(_LEVELS)], lambda_
 
 
-def _assert_on_simplex(lambda_) -> None:
-    assert np.all(np.isfinite(lambda_))
-    assert np.all(np.asarray(lambda_) >= 0)
-    np.testing.assert_allclose(np.sum(lambda_), 1.0, rtol=1e-6)
-
-
 def _steps(level: float = 0.5, rate: float = 1.0, mixture=_ALPHA, **values) -> LambdaAscent:
     player = LambdaPlayer(update=Cvar(level, rate), **values)
     return lambda_ascent(player, "abcdefgh"[: len(mixture)], mixture)
@@ -58,7 +53,7 @@ def test_step_matches_reference():
         mixture = cvar_step(lambda_, losses, alpha, theta)
         assert mixture.dtype == np.float32
         np.testing.assert_allclose(mixture, cvar_lambda(losses, alpha, theta), rtol=1e-5, atol=1e-7)
-        _assert_on_simplex(mixture)
+        assert_on_simplex(mixture)
 
 
 @pytest.mark.slow
@@ -70,7 +65,7 @@ def test_frozen_step_gives_other_domains_worst_mixture():
         is_free = rng.random(len(alpha)) < 0.6
         actual = np.asarray(cvar_step(lambda_, losses, alpha, theta, is_free=is_free))
         np.testing.assert_array_equal(actual[~is_free], lambda_[~is_free])
-        _assert_on_simplex(actual)
+        assert_on_simplex(actual)
         rest = lambda_[is_free].sum(dtype=np.float64)
         if not is_free.any():
             continue

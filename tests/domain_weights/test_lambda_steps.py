@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.domain_weights.solvers import assert_on_simplex
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import (
@@ -28,13 +29,6 @@ def _next(options, lambda_, losses, counts):
     )
 
 
-def _assert_on_simplex(vector) -> None:
-    vector = np.asarray(vector)
-    assert np.all(np.isfinite(vector))
-    assert np.all(vector >= 0)
-    np.testing.assert_allclose(vector.sum(), 1.0, rtol=1e-6)
-
-
 # --- Exponentiated gradient
 
 
@@ -52,7 +46,7 @@ def _assert_on_simplex(vector) -> None:
 )
 def test_exponentiated_gradient_equals_known_values(lambda_, losses, learning_rate, expected):
     updated = ascent.exponentiated_gradient(_f32(*lambda_), _f32(*losses), learning_rate)
-    _assert_on_simplex(updated)
+    assert_on_simplex(updated)
     np.testing.assert_allclose(updated, expected, rtol=2e-6, atol=1e-6)
 
 
@@ -116,7 +110,7 @@ def test_frozen_update_with_negative_losses_is_mixture(update):
     options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     counts = _f32(*[1.0 if loss else 0.0 for loss in losses])
     updated = _next(options, _f32(0.2, 0.2, 0.6), _f32(*losses), counts)
-    _assert_on_simplex(updated)
+    assert_on_simplex(updated)
     np.testing.assert_allclose(updated[2], 0.6, rtol=1e-6)
 
 
@@ -143,7 +137,7 @@ def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses,
     names = ["abc"[i] for i in range(len(mixture))]
     steps = lambda_ascent(options, names, mixture, ascent.chi2(1.0))
     updated = np.asarray(steps.next(_f32(*lambda_), _f32(*losses), _f32(*counts)))
-    _assert_on_simplex(updated)
+    assert_on_simplex(updated)
     np.testing.assert_allclose(updated[-1], lambda_[-1], rtol=1e-6)
     if len(mixture) == 3:
         # The present domains' slopes are 1 - 4 and 2 - 0, so the second domain gains.
@@ -178,7 +172,7 @@ def test_fallen_weight_stays_positive_and_recovers():
     counts = _f32(5, 5, 0)
     fallen = _moved(options, _f32(0.4, 0.4, 0.2), _f32(0, 1, 0), counts, _ROUNDS)
     assert fallen[0] == _TINY
-    _assert_on_simplex(fallen)
+    assert_on_simplex(fallen)
     assert fallen[2] == np.float32(0.2)
     # The weight grows by a factor of e per round, and log(1 / tiny) is 87.3.
     risen = _moved(options, fallen, _f32(1, 0, 0), counts, 100)

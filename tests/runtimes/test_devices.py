@@ -4,10 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tests.binaries.harness import TOY, Process, python_module
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 
-_ABSENT = [kind for kind in ("gpu", "tpu") if not tf.config.list_logical_devices(kind.upper())]
 _HINT = {
     "gpu": 'a driver and "pip install tensorflow[and-cuda]==2.14.*"',
     "tpu": "only on its host",
@@ -58,18 +56,6 @@ def test_absent_device_names_available_ones(monkeypatch, kind):
     )
     assert _HINT[kind] in message
     assert "\n" not in message
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif("gpu" not in _ABSENT, reason="there is a GPU")
-def test_absent_device_exits_without_output_files(tmp_path_factory):
-    output = tmp_path_factory.mktemp("output")
-    with Process(python_module("train", *TOY, "--device=gpu"), output) as process:
-        outcome = process.outcome()
-    assert outcome.error.startswith(
-        "--device: expected a GPU that TensorFlow sees, found only CPU: "
-    )
-    assert {path.name for path in output.iterdir()} == {"out", "err"}
 
 
 def test_late_thread_setting_is_ignored():

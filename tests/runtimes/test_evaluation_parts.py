@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tests.computations.harness import (
+    assert_all_close,
+    assert_identical,
+    random_client,
+    random_weights,
+)
 from tests.options import make_options
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
@@ -17,7 +22,7 @@ from tff_agnostic.runtimes.options import CohortOptions
 
 _MODEL = logistic_regression(4, 3)
 _RNG = np.random.default_rng(2)
-_WEIGHTS = ModelWeights([_RNG.normal(size=shape).astype(np.float32) for shape in ([4, 3], [3])], [])
+_WEIGHTS = random_weights(2)
 # With so few bits, rounding each part separately would change the result.
 _SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=20, secure_bits=9))
 _CLIENTS = [random_client(_RNG, n, range(3)) for n in (9, 1, 30, 4, 13)]

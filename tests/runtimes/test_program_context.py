@@ -11,7 +11,6 @@ from typing import Any, Optional
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.computations.harness import assert_identical, random_client
@@ -82,10 +81,6 @@ def worker() -> Iterator[TffWorker]:
 
 def _train(worker: TffWorker, folder: Path, rounds: int, clients: int) -> None:
     process = _process()
-    metrics_managers = [
-        tff.program.CSVFileReleaseManager(folder / "metrics.csv", key_fieldname="round"),
-        tff.program.TensorBoardReleaseManager(folder / "tensorboard"),
-    ]
     program = tff.learning.programs.train_model(
         train_process=process,
         train_data_source=_Source(),
@@ -93,7 +88,9 @@ def _train(worker: TffWorker, folder: Path, rounds: int, clients: int) -> None:
         train_total_rounds=rounds,
         program_state_manager=tff.program.FileProgramStateManager(folder / "state"),
         model_output_manager=tff.program.SavedModelFileReleaseManager(folder / "model", "at_"),
-        train_metrics_manager=tff.program.GroupingReleaseManager(metrics_managers),
+        train_metrics_manager=tff.program.CSVFileReleaseManager(
+            folder / "metrics.csv", key_fieldname="round"
+        ),
         evaluation_manager=None,
         evaluation_periodicity=1,
     )
@@ -155,22 +152,6 @@ def test_csv_has_each_rounds_domain_metrics(run, expected):
         np.testing.assert_allclose(losses, metrics["client_work"]["train"]["loss"], rtol=1e-6)
         assert int(row["clients/contributed"]) == clients
         assert "domain_weights/lambda" in row
-
-
-@pytest.mark.slow
-def test_tensorboard_has_every_round(run):
-    steps = {
-        event.step
-        for path in (run / "tensorboard").iterdir()
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        if any(value.tag == "model_metrics/loss" for value in event.summary.value)
-    }
-    assert steps == {1, 2, 3, 4}
-
-
-@pytest.mark.slow
-def test_model_is_released_after_last_round(run):
-    assert (run / "model" / "at_training_checkpoint_round_4").is_dir()
 
 
 @pytest.mark.nightly

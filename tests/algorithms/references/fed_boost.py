@@ -1,7 +1,7 @@
 """FedBoost and AFLBoost in NumPy, float64, written from the paper (Hamer, Mohri, Suresh 2020).
 
 It implements figures 1 and 2, equation (8), and an unbiased variant of section 4.2. Predictors are
-given by their outputs for an example: distributions over classes, the rows of an array [q, classes].
+given by their outputs for an example, an array [q, classes] whose rows are distributions.
 """
 
 import itertools

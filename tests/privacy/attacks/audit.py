@@ -59,51 +59,9 @@ class Audit(NamedTuple):
     findings: Findings
 
     @property
-    def proved(self) -> float:
-        """Maximum of the attacks' lower bounds of epsilon."""
-        return max(self.findings.noisy_sums.epsilon, self.findings.published.epsilon)
-
-    @property
     def is_refuted(self) -> bool:
         """Whether the attacks prove that the true epsilon exceeds the claimed epsilon."""
-        return self.proved > self.claimed
-
-
-def audit(
-    mechanism: Audited,
-    rounds: int,
-    delta: float,
-    runs: int,
-    seed: int,
-    claimed: float,
-    algorithm: str = "agnostic_fed_avg",
-    secure: bool = False,
-    without: Optional[Role] = None,
-    **settings: Any,
-) -> Audit:
-    """Attacks rounds of a mechanism and compares the results with its claimed epsilon.
-
-    Args:
-        mechanism: Mechanism of a round.
-        rounds: Number of rounds in a run.
-        delta: The delta that epsilon is for.
-        runs: Number of runs with the attacked client, and of runs without it.
-        seed: Seed of the runs' keys.
-        claimed: The claimed epsilon.
-        algorithm: Name of the attacked algorithm.
-        secure: Whether the server adds noise to secure sums.
-        without: Role of the attacked client in runs without it; None for the role that the
-            mechanism's definition of neighbours implies.
-        **settings: Settings of the private sums.
-    """
-    is_tree = isinstance(mechanism, TreeNoise)
-    sampling = getattr(mechanism, "participations" if is_tree else "sampling")
-    fleet: _Fleet = _FLEETS[type(sampling)](sampling)
-    attacked = _attacked_round(mechanism, fleet, ALGORITHMS[algorithm], secure, settings)
-    release = attacked.steps[0].aggregation
-    bundle = release.bundle if isinstance(release, DistributedDpSum) else 1
-    seen = AttackedRounds(attacked, fleet.without if without is None else without)
-    return Audit(claimed, attack(seen, fleet.cohorts(rounds, bundle), runs, delta, seed))
+        return max(self.findings.noisy_sums, self.findings.published) > self.claimed
 
 
 class _Fleet(NamedTuple):
@@ -277,7 +235,10 @@ class Mode:
         mechanism: Mechanism of a round.
         rounds: Number of rounds in a run.
         algorithm: Name of the attacked algorithm.
-        settings: Settings of the private sums and of the audit.
+        settings: Settings of the private sums.
+        secure: Whether the server adds noise to secure sums.
+        without: Role of the attacked client in runs without it; None for the role that the
+            mechanism's definition of neighbours implies.
         delta: The delta that epsilon is for.
         account: Mechanism whose epsilon a control claims wrongly; None for the epsilon of
             `mechanism`.
@@ -287,6 +248,8 @@ class Mode:
     rounds: int
     algorithm: str = "agnostic_fed_avg"
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    secure: bool = False
+    without: Optional[Role] = None
     delta: float = 0.02
     account: Optional[Mechanism] = None
 
@@ -297,17 +260,18 @@ class Mode:
 
     def audited(self, runs: int, seed: int = 0) -> Audit:
         """Attacks `runs` runs with and without the client, and returns the results."""
-        claimed = PrivacyAccountant([self.account or self.mechanism], self.delta)
-        return audit(
-            self.mechanism,
-            self.rounds,
-            self.delta,
-            runs,
-            seed,
-            claimed=claimed.epsilon(self.rounds),
-            algorithm=self.algorithm,
-            **self.settings,
-        )
+        is_tree = isinstance(self.mechanism, TreeNoise)
+        sampling = getattr(self.mechanism, "participations" if is_tree else "sampling")
+        fleet: _Fleet = _FLEETS[type(sampling)](sampling)
+        algorithm = ALGORITHMS[self.algorithm]
+        attacked = _attacked_round(self.mechanism, fleet, algorithm, self.secure, self.settings)
+        release = attacked.steps[0].aggregation
+        bundle = release.bundle if isinstance(release, DistributedDpSum) else 1
+        without = fleet.without if self.without is None else self.without
+        cohorts = fleet.cohorts(self.rounds, bundle)
+        findings = attack(AttackedRounds(attacked, without), cohorts, runs, self.delta, seed)
+        account = PrivacyAccountant([self.account or self.mechanism], self.delta)
+        return Audit(account.epsilon(self.rounds), findings)
 
 
 def _clients_noise(z: float, sampling: Any, noise_clients: int, least: int) -> DistributedNoise:
@@ -327,7 +291,7 @@ MODES = {
     "central, all clients": Mode(_central(1), 2),
     "central, adaptive clipping": Mode(_central(1), 2, settings={"clipping": AdaptiveClipping()}),
     "central, joint clipping": Mode(_central(1), 2, settings={"joint_clipping": True}),
-    "central, secure sums": Mode(_central(1), 2, settings={"secure": True}),
+    "central, secure sums": Mode(_central(1), 2, secure=True),
     "central, Delta-FL (two exchanges)": Mode(_central(1), 2, "delta_fl"),
     "central, Poisson, 2 of 6": Mode(_central(0.8, _THIRD), 3),
     "central, Poisson, 1 of 6, FedAvg": Mode(_central(0.5, _SIXTH), 4, "fed_avg"),
@@ -367,7 +331,7 @@ MODES = {
     "control: counted, claimed as a secret": Mode(
         _COUNTED,
         8,
-        settings={"without": Role.SILENT},
+        without=Role.SILENT,
         delta=0.04,
         account=CentralNoise(0.8, PoissonCohorts(20, 2)),
     ),

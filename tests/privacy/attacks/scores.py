@@ -31,26 +31,12 @@ from tff_agnostic.training.private_cohorts import cohort_seed
 
 # Confidence of each frequency's bound, so that both bounds hold with confidence 95%.
 _EACH = 0.975
-CONFIDENCE = 2 * _EACH - 1
 
 
-class LowerBound(NamedTuple):
-    """The lower bound of epsilon that an attack proves.
+def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> float:
+    """Returns a lower bound of epsilon with confidence 95%; 0 if the scores prove nothing.
 
-    Attributes:
-        epsilon: Lower bound of the true epsilon with confidence `CONFIDENCE`; 0 if the attack
-            proves nothing.
-        hits: Fraction of runs with the client in which the event occurred.
-        false_alarms: Fraction of runs without the client in which the event occurred.
-    """
-
-    epsilon: float
-    hits: float
-    false_alarms: float
-
-
-def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> LowerBound:
-    """Returns the bound from scores; half of the runs choose the event, the others count it.
+    One half of the runs chooses the event, and the other half counts it.
 
     Args:
         without: Score of each run without the client, [n], with n at least 2.
@@ -68,14 +54,7 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> L
         best = max(best, (float(proved[k]), sign, float(thresholds[k])))
     _, sign, threshold = best
     event, other = _by_sign(counting, sign)
-    epsilon = float(_proved(event, other, np.array([threshold]), delta)[0])
-    is_hit, is_alarm = (float(np.mean(sign * s >= threshold)) for s in counting[::-1])
-    return LowerBound(max(0.0, epsilon), is_hit, is_alarm)
-
-
-def largest_bound(runs: int, delta: float) -> float:
-    """Returns the bound of an attack that is always right, with `runs` runs per case."""
-    return lower_bound(np.zeros(runs), np.ones(runs), delta).epsilon
+    return max(0.0, float(_proved(event, other, np.array([threshold]), delta)[0]))
 
 
 def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarray]:
@@ -157,14 +136,12 @@ class Findings(NamedTuple):
         shift: Change of a round's sums by the client, in standard deviations of the noise. It is
             the reciprocal of the noise multiplier, doubled if the client replaces another one.
         shows_participation: Whether values without noise reveal the client's secret participation.
-        runs: Number of runs with the client, and of runs without it.
     """
 
-    noisy_sums: LowerBound
-    published: LowerBound
+    noisy_sums: float
+    published: float
     shift: float
     shows_participation: bool
-    runs: int
 
 
 def attack(
@@ -201,7 +178,6 @@ def attack(
         lower_bound(*_discriminated(features[0], features[1]), delta),
         shift,
         bool(np.any((left_out != taking_part)[is_secret])),
-        runs,
     )
 
 
