@@ -13,7 +13,7 @@ from tests.aggregations.sums import private_sum
 from tests.algorithms.cases import build, empty_client, spoiled_client
 from tests.binaries.harness import TOY, Caller
 from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
-from tests.computations.harness import assert_identical, random_client, run_rounds
+from tests.computations.harness import assert_identical, flat, random_client, run_rounds
 from tests.options import make_options
 from tests.runtimes.running import ClientsInMemory, running_runtimes
 from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
@@ -147,8 +147,7 @@ def _restored(state: Any, algorithm: Any, training: Any, folder: Any) -> Any:
 
 
 def _weights(algorithm: Any, state: Any) -> np.ndarray:
-    weights = algorithm.main_model(state.algorithm).trainable
-    return np.concatenate([np.ravel(w) for w in weights])
+    return flat(algorithm.main_model(state.algorithm).trainable)
 
 
 def test_rows_pair_every_algorithm_and_privacy():

@@ -23,8 +23,8 @@ def _client(size: int = 7) -> dict[str, np.ndarray]:
     return random_client(np.random.default_rng(0), size, range(3))
 
 
-def _seed(client, round_seed=_ROUND) -> int:
-    return int(client_seeds(round_seed, single(client)))
+def _seed(client) -> int:
+    return int(client_seeds(_ROUND, single(client)))
 
 
 def test_clients_with_equal_data_have_equal_seeds():

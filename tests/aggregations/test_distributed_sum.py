@@ -13,7 +13,7 @@ from scipy import stats
 from tests.aggregations.sums import KEYS, private_sum, secure_sum
 from tests.aggregations.test_sensitivity import random_values
 from tests.algorithms.cases import build
-from tests.computations.harness import make_client, run_rounds
+from tests.computations.harness import flat, make_client, run_rounds
 from tests.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientFacts
 from tff_agnostic.aggregations.integer_codec import centred
@@ -67,7 +67,7 @@ def _group_vectors(release: Any, sent: Any, bounds: Any) -> Iterator[tuple[Any, 
     for group, codec in zip(release.groups(bounds), release.codecs(values, bounds)):
         parts = [values[i] for i in group.positions]
         parts += [next(padding)] if codec.size > codec.num_values else []
-        yield group, codec, np.concatenate([np.ravel(centred(part, codec.bits)) for part in parts])
+        yield group, codec, flat(centred(part, codec.bits) for part in parts)
 
 
 def _update_vector(release: Any, sent: Any, bounds: Any) -> np.ndarray:
@@ -128,7 +128,7 @@ def test_client_noise_equals_server_noise(generator):
         _, total, _ = release.decode(state, _added(answers), bounds)
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
         values = [tf.nest.flatten(total)[i] for i in group.positions]
-        noise = np.concatenate([np.ravel(v) for v in values]) / (group.limit * _CLIP_NORM)
+        noise = flat(values) / (group.limit * _CLIP_NORM)
         # Each client's first value is the bound, so the first sum without noise is `num_clients`.
         noise[0] -= num_clients
         assert abs(noise[0]) < 5 * deviation
@@ -279,13 +279,12 @@ def test_equal_clients_have_separate_noise():
             for _ in range(_ROUNDS):
                 before = state
                 state, _ = run_rounds(training, [[client] * size], before)
-                moved = [w - v for w, v in zip(_weights(state), _weights(before))]
-                steps.append(np.concatenate([np.ravel(part) for part in moved]))
+                steps.append(_weights(state) - _weights(before))
             variance[size] = np.var(steps)
             assert variance[size] > 0
     # With 5,120 values each, the ratio has a standard error of 3%.
     assert variance[_COPIES] / variance[1] == pytest.approx(_COPIES, rel=0.15)
 
 
-def _weights(state: Any) -> list[np.ndarray]:
-    return [np.asarray(weight) for weight in state.algorithm.weights.trainable]
+def _weights(state: Any) -> np.ndarray:
+    return flat(state.algorithm.weights.trainable)

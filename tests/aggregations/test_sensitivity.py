@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.aggregations.sums import private_sum, secure_sum
 from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, spoiled_client
-from tests.computations.harness import make_client, random_client, single
+from tests.computations.harness import flat, make_client, random_client, single
 from tests.runtimes.model_kinds import KINDS
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.clipping import (
@@ -201,15 +201,8 @@ def test_malicious_client_outputs_stay_within_bounds():
 
 
 def _norms_and_limits(sent: list, groups: Sequence[Group]) -> list[tuple[float, float]]:
-    return [
-        (
-            float(
-                np.linalg.norm(np.concatenate([np.ravel(np.float64(sent[i])) for i in g.positions]))
-            ),
-            g.limit * (_CLIP_NORM if g.is_update else 1.0),
-        )
-        for g in groups
-    ]
+    norms = [float(np.linalg.norm(flat(np.float64(sent[i]) for i in g.positions))) for g in groups]
+    return list(zip(norms, [g.limit * (_CLIP_NORM if g.is_update else 1.0) for g in groups]))
 
 
 def _answer(delta: Any, losses: Any, counts: Any) -> list[tf.Tensor]:

@@ -17,7 +17,7 @@ from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_weights
-from tests.computations.harness import assert_all_close, random_client, run_rounds, single
+from tests.computations.harness import assert_all_close, flat, random_client, run_rounds, single
 from tests.options import make_options
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.base.errors import UserError
@@ -51,11 +51,10 @@ class _Case(NamedTuple):
 
 
 def _q(q: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Case:
-    def reference(w: Any, cohort: Any, t: int) -> Any:
-        del t
-        return q_fed_avg_round(SOFTMAX, w, cohort, q, sgd, weighting)
-
-    return _Case("q_ffl", {"q": q, "client_weighting": weighting}, reference, sgd)
+    settings = {"q": q, "client_weighting": weighting}
+    return _Case(
+        "q_ffl", settings, lambda w, c, t: q_fed_avg_round(SOFTMAX, w, c, q, sgd, weighting), sgd
+    )
 
 
 def _prox(mu: float) -> _Case:
@@ -84,12 +83,8 @@ def _seed(client: dict[str, np.ndarray], t: int) -> Any:
     return client_seeds(np.array([_SEED, t], np.int32), single(client))
 
 
-def _fed_avg(algorithm: str, weighting: str = "examples", **settings: float) -> _Case:
-    def reference(w: Any, cohort: Any, t: int) -> Any:
-        del t
-        return fed_avg_round(SOFTMAX, w, cohort, _SGD, weighting)
-
-    return _Case(algorithm, {**settings, "client_weighting": weighting}, reference)
+def _fed_avg(algorithm: str, **settings: float) -> _Case:
+    return _Case(algorithm, settings, lambda w, c, t: fed_avg_round(SOFTMAX, w, c, _SGD))
 
 
 _CASES = {
@@ -107,10 +102,6 @@ _CASES = {
 }
 
 
-def _float64_start() -> list[np.ndarray]:
-    return [v.astype(np.float64) for v in W_0.trainable]
-
-
 # `test_combinations.py` compares other runtimes and secure sums with the streaming runtime.
 @pytest.mark.slow_cases("q=0 is FedAvg", "t=0 is FedAvg")
 @pytest.mark.parametrize("case", _CASES)
@@ -118,7 +109,7 @@ def test_rounds_match_reference(streaming_runtime, case):
     algorithm = _CASES[case].build()
     training = streaming_runtime.training(algorithm, PlainSum())
     state = at_start(training, algorithm)
-    w = _float64_start()
+    w = [v.astype(np.float64) for v in W_0.trainable]
     for t, cohort in enumerate(COHORTS):
         state, _ = run_rounds(training, [cohort], state)
         w = _CASES[case].reference(w, cohort, t)
@@ -183,8 +174,7 @@ def _at(training: Any, algorithm: Any, **values: Any) -> Any:
 
 
 def _step(state: Any) -> np.ndarray:
-    weights = state.algorithm.weights.trainable
-    return np.concatenate([np.ravel(w - w_0) for w, w_0 in zip(weights, W_0.trainable)])
+    return flat(state.algorithm.weights.trainable) - flat(W_0.trainable)
 
 
 def test_term_updates_ignore_the_exponents_centre(streaming_runtime):

@@ -12,7 +12,7 @@ from tests.algorithms.references.delta_fl import (
     smoothed_superquantile,
     superquantile,
 )
-from tests.computations.harness import random_client
+from tests.computations.harness import flat, random_client
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 
@@ -83,7 +83,7 @@ def _optimum(theta):
     return superquantile(_losses(actual.x[:size])[0], _alphas(), theta)
 
 
-def _mean_of_late_iterates(runtime, theta, boundary, rounds=300):
+def _mean_of_late_iterates(runtime, theta, boundary):
     algorithm = build(
         "delta_fl",
         logistic_regression(_FEATURES, _CLASSES, _RIDGE),
@@ -96,11 +96,10 @@ def _mean_of_late_iterates(runtime, theta, boundary, rounds=300):
     )
     training = runtime.training(algorithm, PlainSum())
     state, iterates = training.initialize(), []
-    for _ in range(rounds):
+    for _ in range(300):
         state, _ = training.next(state, _clients())
-        weights = algorithm.main_model(state.algorithm).trainable
-        iterates.append(np.concatenate([np.ravel(v) for v in weights]))
-    return np.mean(iterates[rounds // 2 :], axis=0)
+        iterates.append(flat(algorithm.main_model(state.algorithm).trainable))
+    return np.mean(iterates[150:], axis=0)
 
 
 def _reached(runtime, theta, boundary):

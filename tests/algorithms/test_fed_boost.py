@@ -199,11 +199,6 @@ def test_mixed_architectures_match_reference(streaming_runtime):
     assert report["predictors"]["bytes_sent"] == 2 * 4 * (15 + 2 + 4) + 3 * 4
 
 
-def _words(counts: np.ndarray, domain: int = 0) -> dict[str, np.ndarray]:
-    words = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
-    return {"x": words, "y": words, "domain_id": np.full(len(words), domain, np.int32)}
-
-
 def test_mixture_weights_equal_clients_example_shares(streaming_runtime):
     """Lemma 1: predictors that are the clients' distributions have alpha_k = m_k / m."""
     loss = "log"
@@ -213,7 +208,9 @@ def test_mixture_weights_equal_clients_example_shares(streaming_runtime):
     spec = ALGORITHMS["fed_boost"]
     options = make_options(spec.options, predictor_sampling="none", alpha_learning_rate=4.0)
     training = streaming_runtime.training(spec.build(problem, options), PlainSum())
-    state, _ = run_rounds(training, [[_words(c) for c in counts]] * 100)
+    words = [np.repeat(np.arange(4), client).astype(np.int32) for client in counts]
+    clients = [{"x": x, "y": x, "domain_id": np.zeros(len(x), np.int32)} for x in words]
+    state, _ = run_rounds(training, [clients] * 100)
     alpha = state.algorithm.weights.trainable[0]
     best = counts.sum(axis=1) / counts.sum()
     cohort = [
@@ -234,17 +231,14 @@ def test_messages_contain_only_sampled_predictors():
         message = step.broadcast(state)
         assert [w.shape[0] for w in message.weights.non_trainable] == [q_sent] * 2
         num_bytes = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(message))
-        sums = tf.nest.map_structure(tf.zeros_like, _answer(algorithm, message))
+        clients = single(tf.nest.map_structure(tf.constant, _COHORTS[0][0]))
+        output = algorithm.steps[0].client_work(message, clients)
+        sums = tf.nest.map_structure(tf.zeros_like, output)
         after = algorithm.finish(state, sums)
         report = algorithm.report(RoundView(state, (sums,), after))
         assert report["predictors"]["bytes_sent"] == num_bytes
         whole = sum(np.asarray(w).nbytes for w in tf.nest.flatten(model.initial_weights))
         assert report["predictors"]["bytes_of_ensemble"] == whole
-
-
-def _answer(algorithm: Any, message: Any) -> Any:
-    clients = single(tf.nest.map_structure(tf.constant, _COHORTS[0][0]))
-    return algorithm.steps[0].client_work(message, clients)
 
 
 def test_budgets_do_not_share_traces():

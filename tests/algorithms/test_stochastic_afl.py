@@ -31,9 +31,9 @@ _CENTER = COUNTS / COUNTS.sum()
 _ALL = [(0.0, 1.0)] * 3
 
 
-def _euclidean(bounds: Any = _ALL, inside: solvers.Inside = None) -> Callable:
+def _euclidean(bounds: Any = _ALL) -> Callable:
     def ascend(lambda_: np.ndarray, h: np.ndarray, gamma: float) -> np.ndarray:
-        return solvers.nearest(lambda_ + gamma * h, bounds, inside, lambda_)
+        return solvers.nearest(lambda_ + gamma * h, bounds, None, lambda_)
 
     return ascend
 
@@ -173,11 +173,6 @@ def test_rarely_measured_losses_stay_unbiased():
 # --- Means of Stochastic-AFL's random gradients
 
 
-def _population() -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(3)
-    return [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
-
-
 def test_sampled_gradients_are_unbiased():
     """One sampled example gives n times its gradient, and all examples are equally probable."""
     rng = np.random.default_rng(5)
@@ -185,7 +180,9 @@ def test_sampled_gradients_are_unbiased():
     alpha = np.array([0.5, 0.2, 0.3], np.float32)
 
     def values(client: Any, seed: tf.Tensor, sample_size: Any = None) -> Any:
-        result = _passed(client, alpha, seed, sample_size)
+        clients = single(tf.nest.map_structure(tf.constant, client), seed)
+        model = logistic_regression(4, 3)
+        result = gradient_pass(model, 3, W_0, clients, tf.constant(alpha), sample_size)
         return result.gradient[0], result.sums.losses, result.sums.counts
 
     @tf.function(autograph=False)
@@ -205,17 +202,6 @@ def test_sampled_gradients_are_unbiased():
     np.testing.assert_allclose(losses, example_losses[is_example.argmax(axis=0)], rtol=1e-5)
     # Each example is expected 200 times, with a standard deviation of 12.6.
     assert np.all(np.abs(is_example.sum(axis=1) - 200) < 5 * 12.6)
-
-
-def _passed(client: Any, alpha: Any, seed: Any, sample_size: Any = None) -> Any:
-    return gradient_pass(
-        logistic_regression(4, 3),
-        3,
-        W_0,
-        single(tf.nest.map_structure(tf.constant, client), seed),
-        tf.constant(alpha),
-        sample_size,
-    )
 
 
 def test_draws_have_the_given_probabilities():
@@ -239,7 +225,8 @@ def test_one_drawn_loss_moves_one_lambda(cohort_runtime):
     """The gradient p L_K e_K moves one entry of lambda, and each entry in 1/3 of the rounds."""
     algorithm = build_afl(lambda_gradient=one_drawn_loss, lambda_learning_rate=1e-3)
     training = cohort_runtime.training(algorithm, PlainSum())
-    cohort = _population()
+    rng = np.random.default_rng(3)
+    cohort = [random_client(rng, n, range(3)) for n in (4, 7, 2, 9)]
     state, moved = training.initialize(), []
     for _ in range(60):
         before = np.asarray(state.algorithm.lambda_)
@@ -304,11 +291,6 @@ def test_rounds_converge_in_each_lambda_set(cohort_runtime, tmp_path, name):
     assert gaps[2] < 0.01
 
 
-def _domain_losses(client: Any, w: Any, counts: np.ndarray) -> np.ndarray:
-    losses = SOFTMAX.losses([np.asarray(v, np.float64) for v in w], client["x"], client["y"])
-    return np.bincount(client["domain_id"], losses) / counts
-
-
 def _gap(client: Any, state: Any, counts: np.ndarray, lambda_set: Any) -> float:
     """Returns max_lambda L(w_A, lambda) - min_w L(w, lambda_A), with a solver's minimum."""
     scale = (np.asarray(state.mean_lambda, np.float64) / counts)[client["domain_id"]]
@@ -322,5 +304,7 @@ def _gap(client: Any, state: Any, counts: np.ndarray, lambda_set: Any) -> float:
 
     size = sum(int(np.prod(shape)) for shape in shapes)
     least = optimize.minimize(objective, np.zeros(size), method="BFGS", tol=1e-9).fun
-    losses = _domain_losses(client, state.mean_weights, counts)
+    mean_weights = [np.asarray(v, np.float64) for v in state.mean_weights]
+    losses = SOFTMAX.losses(mean_weights, client["x"], client["y"])
+    losses = np.bincount(client["domain_id"], losses) / counts
     return float(lambda_set.worst(losses) @ losses - least)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_all_close, single, vectorised
+from tests.computations.harness import assert_all_close, make_client, single, vectorised
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -100,12 +100,7 @@ def test_vectorised_clients_send_each_clients_gradient(mixed):
     broadcast = BoostBroadcast(message, SentPredictors(ones, ones, ones), tf.ones([2]))
     work = functools.partial(client_work, model=model, num_domains=2, estimator="masked", room=2)
     clients = [
-        {
-            "x": _X[:n],
-            "y": _RNG.integers(3, size=n).astype(np.int32),
-            "domain_id": _RNG.integers(2, size=n).astype(np.int32),
-        }
-        for n in (7, 3)
+        make_client(_X[:n], _RNG.integers(2, size=n), _RNG.integers(3, size=n)) for n in (7, 3)
     ]
     together = tf.function(lambda b: work(b, vectorised(clients)))(broadcast)
     outputs = mixed.expected()[:, [1, 4]]

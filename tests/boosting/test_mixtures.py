@@ -54,12 +54,11 @@ def _probabilities_model() -> Model:
     )
 
 
-def _two_classes(from_logits: bool = False) -> Model:
+def _two_classes() -> Model:
     def build() -> tf.keras.Model:
-        activation = None if from_logits else "sigmoid"
-        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, activation)])
+        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, "sigmoid")])
 
-    keras_loss = tf.keras.losses.BinaryCrossentropy(from_logits=from_logits, reduction="none")
+    keras_loss = tf.keras.losses.BinaryCrossentropy(reduction="none")
     return model_from_keras(
         build,
         loss=ColumnLoss(keras_loss),
@@ -67,7 +66,7 @@ def _two_classes(from_logits: bool = False) -> Model:
             "x": tf.TensorSpec([None, 4], tf.float32),
             "y": tf.TensorSpec([None], tf.int32),
         },
-        metrics=[binary_accuracy(from_logits)],
+        metrics=[binary_accuracy(False)],
     )
 
 
@@ -80,16 +79,16 @@ _MODELS = {
     "numbers": lambda: _regression(2),
     "sentences": lambda: _NEXT_WORD,
     "sentences of a length": lambda: dataclasses.replace(_NEXT_WORD, loss=SentenceLoss(_LENGTH)),
-    "probability of a class": lambda: _two_classes(from_logits=False),
+    "probability of a class": _two_classes,
 }
 
 
-def _predictors(model: Model, q: int = 3) -> list[ModelWeights]:
+def _predictors(model: Model) -> list[ModelWeights]:
     rng = np.random.default_rng(1)
     weights = model.initial_weights.trainable
     return [
         ModelWeights([rng.normal(size=np.shape(w)).astype(np.float32) for w in weights], [])
-        for _ in range(q)
+        for _ in range(3)
     ]
 
 

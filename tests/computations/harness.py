@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -186,6 +186,11 @@ def to_tensors(structure: Any) -> Any:
 
 def to_numpy(structure: Any) -> Any:
     return tf.nest.map_structure(lambda value: np.asarray(value), structure)
+
+
+def flat(arrays: Iterable[Any]) -> np.ndarray:
+    """Returns the values of all arrays as one vector."""
+    return np.concatenate([np.ravel(array) for array in arrays])
 
 
 def assert_all_close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-7) -> None:

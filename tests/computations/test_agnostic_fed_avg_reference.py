@@ -1,7 +1,6 @@
 """AgnosticFedAvg equals the NumPy transcription of Algorithm 1 over random rounds."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def _reference_server(options: AgnosticFedAvgOptions) -> reference.Server:
     )
 
 
-def _random_cohorts(seed: int = 0) -> list[list[dict[str, np.ndarray]]]:
+def _random_cohorts(seed: int) -> list[list[dict[str, np.ndarray]]]:
     """Returns cohorts of one to six clients with 0 to 11 examples.
 
     Domain 3 is absent from rounds 5 to 10, longer than any window. Domain 0 is absent from every
@@ -87,10 +86,6 @@ def _random_cohorts(seed: int = 0) -> list[list[dict[str, np.ndarray]]]:
     return cohorts
 
 
-def _reference_cohort(cohort: Sequence[dict[str, np.ndarray]]) -> list[reference.Client]:
-    return [reference.Client(c["x"].astype(np.float64), c["y"], c["domain_id"]) for c in cohort]
-
-
 def _algorithm(options: AgnosticFedAvgOptions) -> Algorithm:
     problem = Problem.numbered(logistic_regression(4, 3), _DOMAINS)
     return agnostic_fed_avg(problem, options, initial_counts=_N_0)
@@ -100,7 +95,9 @@ def _assert_follows_reference(training, server: reference.Server, seed: int = 0)
     state = training.initialize()
     for cohort in _random_cohorts(seed):
         alpha = server.alpha()
-        server.round(_reference_cohort(cohort))
+        server.round(
+            [reference.Client(c["x"].astype(np.float64), c["y"], c["domain_id"]) for c in cohort]
+        )
         state, metrics = training.next(state, cohort)
         weights, _, domains = state.algorithm
         assert_all_close(weights.trainable, server.w, _RTOL, _ATOL)

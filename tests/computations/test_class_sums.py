@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.computations.harness import make_client
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class_counting
@@ -19,17 +20,14 @@ _DOMAINS = 2
 
 
 def _client(rng, labels, num_features):
-    return {
-        "x": rng.normal(size=[len(labels), num_features]).astype(np.float32),
-        "y": np.array(labels, np.int32),
-        "domain_id": rng.integers(_DOMAINS, size=len(labels)).astype(np.int32),
-    }
+    x = rng.normal(size=[len(labels), num_features])
+    return make_client(x, rng.integers(_DOMAINS, size=len(labels)), labels)
 
 
-def _counted(model, weights, client, batch_size=7):
+def _counted(model, weights, client):
     counting = class_counting(model, _DOMAINS)
     clients = Clients.from_arrays(client_arrays(client))
-    _, counts = domain_sums_and_counts(model, _DOMAINS, weights, clients, counting, batch_size)
+    _, counts = domain_sums_and_counts(model, _DOMAINS, weights, clients, counting, batch_size=7)
     return tf.nest.map_structure(np.asarray, counting.sums(counts))
 
 
@@ -116,12 +114,8 @@ def test_one_output_is_the_second_class_score(from_logits):
     if from_logits:
         with np.errstate(divide="ignore"):
             x = np.log(probabilities) - np.log1p(-probabilities)
-    client = {
-        "x": np.asarray(x, np.float32)[:, np.newaxis],
-        # The label 7 is not a class, so its example is not counted.
-        "y": np.array([0, 1, 0, 1, 1, 7], np.int32),
-        "domain_id": np.zeros([6], np.int32),
-    }
+    # The label 7 is not a class, so its example is not counted.
+    client = make_client(x[:, np.newaxis], np.zeros(6), [0, 1, 0, 1, 1, 7])
     actual = _counted(model, model.initial_weights, client)
     # A probability equal to the threshold means class 0, as in the accuracy.
     assert actual.confusion[0].tolist() == [[2, 0], [1, 2]]

@@ -32,8 +32,8 @@ from tff_agnostic.models.model import ModelWeights
 _SEED = np.array([1, 2], np.int32)
 
 
-def _client(seed: int = 0, size: int = 23) -> dict[str, np.ndarray]:
-    return random_client(np.random.default_rng(seed), size, [0, 1, 3])
+def _client() -> dict[str, np.ndarray]:
+    return random_client(np.random.default_rng(0), 23, [0, 1, 3])
 
 
 def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOutput:
@@ -119,10 +119,6 @@ _LARGE = {**_limited_client(200, seed=0), "x": 3 * _limited_client(200, seed=0)[
 _OTHERS = [_limited_client(9, seed=1), _limited_client(20, seed=2)]
 
 
-def _started(training: Any) -> Any:
-    return run_rounds(training, [[_limited_client(12, seed=3), _limited_client(7, seed=4)]])[0]
-
-
 def _matrix(state: Any) -> np.ndarray:
     return state.algorithm.weights.trainable[0]
 
@@ -140,7 +136,7 @@ def _clipped(report: Any) -> list[Any]:
 )
 def test_client_beyond_limit_uses_its_first_examples(request, runtime, name):
     training = request.getfixturevalue(runtime).training(build(name), SecureSum(_OPTIONS))
-    state = _started(training)
+    state, _ = run_rounds(training, [[_limited_client(12, seed=3), _limited_client(7, seed=4)]])
     actual, report = training.next(state, [_LARGE, *_OTHERS])
     expected, limited_report = training.next(state, [_first(_LARGE, 20), *_OTHERS])
     assert_identical(actual, expected)

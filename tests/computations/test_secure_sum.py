@@ -55,8 +55,8 @@ def _bounds(options: SecureSumOptions) -> TrainingOutput:
     return _algorithm().steps[0].bounds(options.limit)
 
 
-def _cohort(seed: int = 0) -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(seed)
+def _cohort() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
     return [random_client(rng, n, range(3)) for n in (9, 4, 14, 7, 1)]
 
 
@@ -64,12 +64,6 @@ def _cohort(seed: int = 0) -> list[dict[str, np.ndarray]]:
 def _client_outputs() -> list[TrainingOutput]:
     training = EagerTraining(_algorithm())
     return [training.client_output(training.initialize(), client) for client in _cohort()]
-
-
-def _step(bound: Bound, bits: int) -> float:
-    """Returns the documented distance between neighbouring quantised values."""
-    levels = 2 ** (bits - 1) - 1 if bound.signed else 2**bits - 1
-    return bound.limit / levels
 
 
 def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
@@ -81,9 +75,11 @@ def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
         if bound.integer:
             np.testing.assert_array_equal(value, expected)
         else:
+            # The documented distance between neighbouring quantised values.
+            step = bound.limit / (2 ** (bits - 1) - 1 if bound.signed else 2**bits - 1)
             error = np.abs(np.asarray(value, np.float64) - expected)
             rounding = np.abs(expected) * np.finfo(np.float32).eps
-            assert np.all(error <= len(outputs) * _step(bound, bits) / 2 + rounding)
+            assert np.all(error <= len(outputs) * step / 2 + rounding)
 
 
 @pytest.mark.parametrize("bits", [8, 24])

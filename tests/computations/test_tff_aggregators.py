@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.algorithms.cases import build
-from tests.computations.harness import assert_identical
+from tests.computations.harness import assert_identical, flat, random_client
 from tests.models import tff_models
 from tests.options import make_options
 from tff_agnostic import aggregations
@@ -40,27 +40,18 @@ _OPTIONS = make_options(
 )
 
 
-def _cohort(round_num: int = 0) -> list[dict[str, np.ndarray]]:
+def _cohort(round_num: int) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(round_num)
-    return [
-        {
-            "x": rng.normal(size=[n, tff_models.FEATURES]).astype(np.float32),
-            "y": rng.integers(tff_models.CLASSES, size=n).astype(np.int32),
-            "domain_id": rng.integers(_DOMAINS, size=n).astype(np.int32),
-        }
-        for n in (9, 4, 1, 13)
-    ]
+    sizes = tff_models.FEATURES, tff_models.CLASSES
+    return [random_client(rng, n, range(_DOMAINS), *sizes) for n in (9, 4, 1, 13)]
 
 
 def _datasets(cohort: list[dict[str, np.ndarray]]) -> list[tf.data.Dataset]:
+    """Returns two epochs of each client's batches."""
     return [
-        tf.data.Dataset.from_tensor_slices((client["x"], client["y"])).batch(_BATCH)
+        tf.data.Dataset.from_tensor_slices((client["x"], client["y"])).batch(_BATCH).repeat(2)
         for client in cohort
     ]
-
-
-def _twice(datasets: list[tf.data.Dataset]) -> list[tf.data.Dataset]:
-    return [dataset.repeat(2) for dataset in datasets]
 
 
 def _weights(process: Any, data: Any) -> list[np.ndarray]:
@@ -97,7 +88,7 @@ def test_fed_avg_equals_tffs(tff_runtime, name):
     )
     aggregation = _named(name) if make else PlainSum()
     ours = build_fed_avg(model, _DOMAINS, _OPTIONS, aggregation)
-    expected = _weights(theirs, lambda cohort: _twice(_datasets(cohort)))
+    expected = _weights(theirs, _datasets)
     _assert_equal(_weights(ours, lambda cohort: cohort), expected, model.initial_weights[0])
 
 
@@ -108,7 +99,7 @@ def test_variable_models_train_as_in_tff(tff_runtime):
         build, tff.learning.optimizers.build_sgdm(_RATE)
     )
     ours = build_fed_avg(build, _DOMAINS, _OPTIONS)
-    expected = _weights(theirs, lambda cohort: _twice(_datasets(cohort)))
+    expected = _weights(theirs, _datasets)
     start = ours.get_model_weights(ours.initialize()).trainable
     _assert_equal(_weights(ours, lambda cohort: cohort), expected, start)
 
@@ -143,15 +134,15 @@ def _softmax() -> Any:
     return tff_models.functional()
 
 
-def _moved(process: Any, rounds: int = 3) -> tuple[np.ndarray, Any, list[Any]]:
-    """Runs rounds; returns the flat change of the weights, the last state, and the reports."""
+def _moved(process: Any) -> tuple[np.ndarray, Any, list[Any]]:
+    """Runs three rounds; returns the change of the weights, the last state, and the reports."""
     state, reports = process.initialize(), []
     before = process.get_model_weights(state).trainable
-    for round_num in range(rounds):
+    for round_num in range(3):
         state, report = process.next(state, _cohort(round_num))
         reports.append(report)
     after = process.get_model_weights(state).trainable
-    return np.concatenate([np.ravel(a - b) for a, b in zip(after, before)]), state, reports
+    return flat(after) - flat(before), state, reports
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +189,7 @@ def test_round_without_clients_keeps_the_weights(tff_runtime):
     state = process.initialize()
     after, report = process.next(state, [])
     assert_identical(after.algorithm.weights, state.algorithm.weights)
-    assert np.all(np.isfinite(np.concatenate([np.ravel(v) for v in tf.nest.flatten(after)])))
+    assert np.all(np.isfinite(flat(tf.nest.flatten(after))))
     assert report["skipped"] == 0
 
 

@@ -41,8 +41,8 @@ def _problems(num: int):
         yield losses, counts / counts.sum(), _LEVELS[k % len(_LEVELS)], lambda_
 
 
-def _steps(level: float = 0.5, rate: float = 1.0, mixture=_ALPHA, **values) -> LambdaAscent:
-    player = LambdaPlayer(update=Cvar(level, rate), **values)
+def _steps(mixture=_ALPHA, **values) -> LambdaAscent:
+    player = LambdaPlayer(update=Cvar(0.5, 1.0), **values)
     return lambda_ascent(player, "abcdefgh"[: len(mixture)], mixture)
 
 

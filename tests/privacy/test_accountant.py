@@ -292,10 +292,6 @@ _WRITERS = PoissonCohorts(539, 50)
 _SECRET = SecretCohorts(539, 50, 50)
 
 
-def _central(z):
-    return [CentralNoise(z, _WRITERS)]
-
-
 @pytest.mark.parametrize(
     "mechanisms",
     [

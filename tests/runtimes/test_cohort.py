@@ -44,9 +44,9 @@ def _algorithm(model: Any = None):
     return build("agnostic_fed_avg", model, client_learning_rate=0.5)
 
 
-def _cohort(seed: int = 0, num: int = 5, size: int = 12) -> list[dict[str, np.ndarray]]:
+def _cohort(seed: int = 0, num: int = 5) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(seed)
-    return [random_client(rng, int(rng.integers(size)), range(3)) for _ in range(num)]
+    return [random_client(rng, int(rng.integers(12)), range(3)) for _ in range(num)]
 
 
 @pytest.fixture(scope="module", params=_MODES)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
-from tests.computations.harness import run_rounds
+from tests.computations.harness import assert_all_close, run_rounds
 from tests.marks import usually
 from tests.options import make_options
 from tests.runtimes.user_models import USER_MODELS
@@ -74,10 +74,7 @@ def test_client_modes_give_equal_rounds(
         if mode == "vectorised" and not USER_MODELS[name].can_be_vectorised:
             assert golden.refusal(train, mode).startswith(_REFUSED)
             continue
-        for result, expected in zip(
-            tf.nest.flatten(train(mode)), tf.nest.flatten((weights, reports))
-        ):
-            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+        assert_all_close(train(mode), (weights, reports), rtol=1e-5, atol=1e-5)
     # The automatic mode streams other models without a message.
     assert capfd.readouterr().err == ""
 

@@ -34,11 +34,11 @@ def _line() -> tf.keras.Model:
     return tf.keras.Sequential([tf.keras.Input([2]), zeros])
 
 
-def _arrays(num_clients: int = 6, labels: str = "classes") -> dict[str, dict[str, np.ndarray]]:
+def _arrays(labels: str = "classes") -> dict[str, dict[str, np.ndarray]]:
     """Returns clients' arrays with NumPy's default types, float64 and int64."""
     rng = np.random.default_rng(0)
     arrays = {}
-    for k in range(num_clients):
+    for k in range(6):
         x, domain = rng.normal(size=(5 + k, 2)), k % 2
         y = x[:, domain] > 0 if labels == "classes" else x @ [1.0, -2.0] + domain
         y = y.astype(int) if labels == "classes" else y

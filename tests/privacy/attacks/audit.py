@@ -122,18 +122,14 @@ def _stratified(sampling: StratifiedCohorts) -> _Fleet:
     sizes, drawn = sampling.strata, sampling.clients_per_round
     # The attacked client is the first one, so its stratum, with the largest rate, comes first.
     first = max(sizes, key=lambda size: -(-size * drawn // sum(sizes)) / size)
-    strata = np.repeat(range(len(sizes)), [first, *_without_one(sizes, first)])
+    others = list(sizes)
+    others.remove(first)
+    strata = np.repeat(range(len(sizes)), [first, *others])
 
     def draw(ids: list[str], seed: Seed, round_num: int) -> list[str]:
         return sample_cohort(ids, drawn, seed, round_num, strata)
 
     return _uniform_fleet(sum(sizes), drawn, Role.OTHER, draw)
-
-
-def _without_one(sizes: tuple[int, ...], size: int) -> list[int]:
-    rest = list(sizes)
-    rest.remove(size)
-    return rest
 
 
 def _secret(sampling: SecretCohorts) -> _Fleet:
