@@ -30,7 +30,7 @@ def test_table_has_every_probability(variance):
     assert actual[half:0:-1] == actual[half:], "not symmetric"
     shares = np.array(actual, np.float64) / 2.0**64
     expected = stats.skellam(variance / 2, variance / 2).pmf(np.arange(-half, half))
-    # SciPy computes in float64.
+    # The tolerance is for SciPy's float64.
     np.testing.assert_allclose(shares, expected, rtol=1e-12, atol=2.0**-64)
 
 

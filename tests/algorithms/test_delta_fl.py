@@ -187,7 +187,7 @@ def test_tracked_threshold_reaches_the_kept_share(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_clients_outside_every_level_take_no_step(streaming_runtime):
+def test_clients_below_the_threshold_take_no_step(streaming_runtime):
     steps = []
 
     def counted(weights: Any, x: Any, training: bool, seed: Any) -> Any:

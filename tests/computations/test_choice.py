@@ -72,7 +72,7 @@ def choose(streaming_runtime):
     return streaming_runtime.measurement(measurement, PlainSum())
 
 
-def test_clients_choose_by_loss_on_their_split(choose):
+def test_clients_choose_the_model_with_lowest_loss(choose):
     clients = [c for c in _clients() if min(len(p["y"]) for p in _split(c)) > 0]
     actual, expected = choose(_FAMILY, [clients]).output, _expected(clients)
     rows = np.arange(len(clients))

@@ -373,7 +373,7 @@ def test_capacity_and_minimax_equal_known_optima():
     np.testing.assert_allclose(lambda_, (0.331169, 0.382308, 0.286523), atol=1e-5)
     np.testing.assert_allclose(lambda_ @ _H, (0.327354, 0.429385, 0.243262), atol=1e-5)
     assert abs(value - 0.290323) < 1e-6
-    # SciPy minimises the largest cross-entropy over the simplex, as a program with a bound t.
+    # SciPy minimises the largest cross-entropy over the simplex, with an auxiliary bound t.
     solved = optimize.minimize(
         lambda v: v[-1],
         [*[1 / 3] * 3, 2.0],
