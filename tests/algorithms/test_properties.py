@@ -4,7 +4,6 @@ These tests cover a new algorithm as soon as it is registered.
 """
 
 import functools
-import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +35,6 @@ from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import flattened, paired
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
-from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.model import ModelWeights
 
 # Rounds of these algorithms are nearly rounds of FedAvg, AgnosticFedAvg or FedBoost.
@@ -187,39 +185,6 @@ def test_batch_size_above_client_size_keeps_state(trainings, name, training):
     assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
 
-@pytest.mark.nightly_cases(but=["q_ffl"])
-def test_resumed_run_equals_uninterrupted_run(streaming_runtime, name, training):
-    expected, expected_reports = run_rounds(training, cohorts(6))
-    halfway, _ = run_rounds(training, cohorts(3))
-    resumed = streaming_runtime.training(build(name), PlainSum())
-    state, reports = run_rounds(resumed, cohorts(6)[3:], _through_npz(halfway))
-    assert_identical(state, expected)
-    assert_identical(reports, expected_reports[3:])
-
-
-def _through_npz(state: Any) -> Any:
-    buffer = io.BytesIO()
-    np.savez(buffer, *tf.nest.flatten(state))
-    buffer.seek(0)
-    with np.load(buffer) as archive:
-        return tf.nest.pack_sequence_as(state, [archive[key] for key in archive.files])
-
-
-@pytest.mark.slow
-def test_seed_determines_shuffling_and_dropout(streaming_runtime):
-    name, model = "agnostic_fed_avg", _dropout_model()
-
-    def run(seed: int) -> Any:
-        algorithm = build(name, model=model, seed=seed)
-        return run_rounds(streaming_runtime.training(algorithm, PlainSum()), cohorts(2))
-
-    first = run(7)
-    assert_identical(run(7), first)
-    other_state, _ = run(8)
-    weights = [build(name, model=model).main_model(s.algorithm) for s in (first[0], other_state)]
-    assert not np.array_equal(weights[0].trainable[0], weights[1].trainable[0])
-
-
 # `test_combinations.py` has the other algorithms.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
@@ -314,20 +279,3 @@ def test_equally_named_quantities_agree():
         for quantity in flattened(build(name).quantities):
             kind = (quantity.per_domain, quantity.unit)
             assert kinds.setdefault(quantity.name, kind) == kind
-
-
-def _dropout_model() -> Model:
-    def build_model() -> tf.keras.Model:
-        inputs = tf.keras.Input([4])
-        hidden = tf.keras.layers.Dense(8, activation="relu")(inputs)
-        hidden = tf.keras.layers.Dropout(0.5)(hidden)
-        return tf.keras.Model(inputs, tf.keras.layers.Dense(3)(hidden))
-
-    return model_from_keras(
-        build_model,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none"),
-        example_spec={
-            "x": tf.TensorSpec([None, 4], tf.float32),
-            "y": tf.TensorSpec([None], tf.int32),
-        },
-    )

@@ -316,13 +316,11 @@ def test_calibrated_noise_is_minimal(mechanisms, epsilon):
 # At the second epsilon, the grid of privacy losses becomes finer, which makes epsilon jump.
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
 def test_calibrated_noise_meets_the_final_account(epsilon):
-    def epsilon_at(z):
-        return _epsilon(CentralNoise(z, PoissonCohorts(100, 1)), 500, 1e-6)
-
-    noise = noise_for_epsilon(
-        lambda z: [CentralNoise(z, PoissonCohorts(100, 1))], [500], epsilon, 1e-6
+    noise = noise_for_epsilon(lambda z: [CentralNoise(z, _COHORTS)], [500], epsilon, 1e-6)
+    actual, above = (
+        _epsilon(CentralNoise(z, _COHORTS), 500, 1e-6) for z in (noise, noise * (1 - 2e-6))
     )
-    assert epsilon_at(noise) <= epsilon < epsilon_at(noise * (1 - 2e-6))
+    assert actual <= epsilon < above
 
 
 def test_rejects_unreachable_epsilons():

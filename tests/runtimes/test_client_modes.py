@@ -199,26 +199,14 @@ def _has_wrong_shapes(values: tf.Tensor) -> tf.Tensor:
     return tf.matmul(tf.zeros([2, 3]), tf.zeros([4, 5])) + values
 
 
-def _also_for_each_client(wrong: Any) -> Any:
-    """Adds a failing function to client work, which is applied to each client."""
+def _with_mistake(wrong: Any, for_each: bool) -> Any:
+    """Adds a failing function to client work, for each client or for all vectorised clients."""
 
     def change(work: Any) -> Any:
         def changed(broadcast: Any, clients: Any) -> Any:
             output = work(broadcast, clients)
-            return output._replace(beta=clients.map(wrong, output.beta))
-
-        return changed
-
-    return change
-
-
-def _also_for_all_clients(wrong: Any) -> Any:
-    """Adds a failing function to client work, which is called once for all vectorised clients."""
-
-    def change(work: Any) -> Any:
-        def changed(broadcast: Any, clients: Any) -> Any:
-            output = work(broadcast, clients)
-            return output._replace(beta=wrong(output.beta))
+            beta = clients.map(wrong, output.beta) if for_each else wrong(output.beta)
+            return output._replace(beta=beta)
 
         return changed
 
@@ -233,7 +221,7 @@ _MISTAKES = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("where", [_also_for_each_client, _also_for_all_clients])
+@pytest.mark.parametrize("for_each", [True, False])
 @pytest.mark.parametrize(
     ("mode", "kind"),
     usually(
@@ -241,10 +229,10 @@ _MISTAKES = {
         itertools.product(["auto", "vectorised"], _MISTAKES),
     ),
 )
-def test_client_errors_are_raised_unchanged(mode, where, kind):
+def test_client_errors_are_raised_unchanged(mode, for_each, kind):
     """The automatic mode must not hide the error by falling back to streamed clients."""
     wrong, error, message = _MISTAKES[kind]
-    work = _Work(logistic_regression(4, 3), where(wrong))
+    work = _Work(logistic_regression(4, 3), _with_mistake(wrong, for_each))
     with pytest.raises(error, match=message) as raised:
         work.sums(mode, _cohort(5, 2))
     assert raised.type is error
@@ -254,13 +242,7 @@ def test_client_errors_are_raised_unchanged(mode, where, kind):
 def test_functions_of_one_client_raise_when_vectorised():
     """The function requires a scalar, but vectorised clients have an axis of clients."""
 
-    def change(work: Any) -> Any:
-        def changed(broadcast: Any, clients: Any) -> Any:
-            output = work(broadcast, clients)
-            return output._replace(beta=tf.ensure_shape(output.beta, []))
-
-        return changed
-
+    change = _with_mistake(lambda beta: tf.ensure_shape(beta, []), for_each=False)
     work = _Work(logistic_regression(4, 3), change)
     assert len(work.sums("streamed", _cohort(5, 2))) == 2
     with pytest.raises(ValueError, match=r"Shape must be rank|shape.* not compatible|Shapes"):
