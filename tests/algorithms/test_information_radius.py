@@ -11,7 +11,6 @@ from tests.algorithms.references.fed_boost import capacity
 from tests.computations.harness import run_rounds
 from tests.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
-from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.program.runs.baselines import trivial_loss
@@ -107,10 +106,3 @@ def test_trivial_baselines_equal_entropy_or_variance(loss: str) -> None:
     for model, inputs in ((models[0], words), (models[1], features)):
         actual = [trivial_loss(model, [{"x": x, "y": y}]) for x, y in zip(inputs, words)]
         np.testing.assert_allclose(actual, _baselines(loss), rtol=1e-6)
-
-
-def test_rejects_baselines_without_mean_losses():
-    with pytest.raises(UserError, match=r"^--loss_estimate: expected ratio with baselines"):
-        make_options(
-            ALGORITHMS["afl_boost"].options, lambda_baselines=(1.0, 2.0), loss_estimate="unbiased"
-        )

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests import golden
+from tests.algorithms.cases import cohort
 from tests.computations.harness import EagerTraining, assert_identical, random_client
 from tests.computations.sums import decoded_sum, encoded
 from tests.options import make_options
@@ -55,15 +56,13 @@ def _bounds(options: SecureSumOptions) -> TrainingOutput:
     return _algorithm().steps[0].bounds(options.limit)
 
 
-def _cohort() -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(0)
-    return [random_client(rng, n, range(3)) for n in (9, 4, 14, 7, 1)]
+_COHORT = cohort(sizes=(9, 4, 14, 7, 1))
 
 
 @functools.cache
 def _client_outputs() -> list[TrainingOutput]:
     training = EagerTraining(_algorithm())
-    return [training.client_output(training.initialize(), client) for client in _cohort()]
+    return [training.client_output(training.initialize(), client) for client in _COHORT]
 
 
 def _assert_within_quantization_error(actual, outputs, bounds, bits) -> None:
@@ -181,7 +180,7 @@ def test_secure_round_reports_clipping_and_non_finite_clients(tff_runtime):
     training = tff_runtime.training(_algorithm(), SecureSum(options))
     spoiled = random_client(np.random.default_rng(1), 5, range(3))
     spoiled["x"][0, 0] = np.nan
-    state, metrics = training.next(training.initialize(), [*_cohort(), spoiled])
+    state, metrics = training.next(training.initialize(), [*_COHORT, spoiled])
     assert metrics["clients"]["non_finite"] == 1
     clipped = metrics["aggregator"]["clipped"]
     assert clipped["weighted_delta"] > 0

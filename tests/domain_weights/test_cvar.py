@@ -9,13 +9,11 @@ from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.domain_weights.solvers import assert_on_simplex
 from tests.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions
-from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights.ascent import (
     Cvar,
     LambdaAscent,
     LambdaPlayer,
-    ProjectedGradient,
     cvar_step,
     lambda_ascent,
 )
@@ -120,9 +118,3 @@ def test_rejects_invalid_cvar(case):
 def test_rejects_cvar_in_other_sets():
     with pytest.raises(UserError, match=r"^set: expected simplex with the update cvar"):
         _steps(set=BallSet())
-
-
-def test_stochastic_afl_rejects_cvar():
-    with pytest.raises(UserError, match=r"^update: expected a step along estimates of the losses"):
-        StochasticAflOptions(lambda_=LambdaPlayer(update=Cvar()))
-    StochasticAflOptions(lambda_=LambdaPlayer(update=ProjectedGradient()))
