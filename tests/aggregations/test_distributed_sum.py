@@ -119,11 +119,11 @@ def test_client_noise_equals_server_noise(generator):
         state = exchange.initialize()
         params = release.client_params(state)
         output = _zeros(bounds, size)
-        flat = tf.nest.flatten(output)
+        leaves = tf.nest.flatten(output)
         first = next(i for i, bound in enumerate(tf.nest.flatten(bounds)) if bound.signed)
         group = next(g for g in release.groups(bounds) if g.is_update)
-        flat[first] = tf.one_hot(0, size) * group.limit * _CLIP_NORM
-        output = tf.nest.pack_sequence_as(output, flat)
+        leaves[first] = tf.one_hot(0, size) * group.limit * _CLIP_NORM
+        output = tf.nest.pack_sequence_as(output, leaves)
         answers = [release.encode(params, output, bounds, _facts(k)) for k in range(num_clients)]
         _, total, _ = release.decode(state, _added(answers), bounds)
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]

@@ -251,10 +251,10 @@ def test_evaluation_counts_every_domain_within_bounds():
     examples = tf.nest.map_structure(tf.convert_to_tensor, client)
     weights = tf.nest.map_structure(tf.convert_to_tensor, model.initial_weights)
     answer = measurement.step.client_work(weights, single(examples))
-    values, flat = tf.nest.flatten(answer), tf.nest.flatten(bounds)
-    sent, _ = clip(values, flat, bound_groups(bounds, 1.0, 1.0), [])
+    values, flat_bounds = tf.nest.flatten(answer), tf.nest.flatten(bounds)
+    sent, _ = clip(values, flat_bounds, bound_groups(bounds, 1.0, 1.0), [])
     assert np.sum(answer.over_clients["loss"].num_clients) == NUM_DOMAINS + 1
-    for value, actual, bound in zip(values, sent, flat):
+    for value, actual, bound in zip(values, sent, flat_bounds):
         expected = np.zeros_like(value) if bound.public_sum == 0.0 else np.asarray(value)
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
