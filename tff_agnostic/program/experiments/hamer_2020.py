@@ -12,6 +12,7 @@ from typing import Any
 
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.program.experiments.experiment import (
+    AS_PRINTED,
     ArmsAsPredictors,
     Experiment,
     PaperTable,
@@ -113,7 +114,7 @@ STACKEXCHANGE = Experiment(
         "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
             "agnostic_fed_avg",
-            lambda_absent="zero",
+            **AS_PRINTED,
             lambda_learning_rate=0.1,
             window=10,
             **_TRAINED,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.program.experiments.experiment import (
+    AS_PRINTED,
     OVER_CLIENTS,
     Experiment,
     PaperTable,
@@ -77,7 +78,7 @@ DELTA_FL = Experiment(
             "AgnosticFedAvg of writer groups",
             "agnostic_fed_avg",
             lambda_learning_rate=0.1,
-            lambda_absent="zero",
+            **AS_PRINTED,
         ),
         "theta_08": _delta_fl(0.8),
         "theta_05": _delta_fl(0.5),
