@@ -1,4 +1,4 @@
-"""Compares AgnosticFedAvg with losses measured before and while clients train.
+"""Compares AgnosticFedAvg, and TERM, with losses measured before and while clients train.
 
     .venv/bin/python -m benchmarks.one_pass --data_dir=FOLDER --output_dir=FOLDER --page=FILE.md
 
@@ -53,12 +53,12 @@ class Methods(NamedTuple):
     rows: dict[str, RunSettings]
 
 
-def methods(data: DataSet, read: Mapping[str, Any], many_epochs: bool) -> Methods:
+def methods(data: DataSet, read: Mapping[str, Any], is_small: bool) -> Methods:
     """Returns the compared methods on a data set.
 
     Args:
         read: Result of `DataSet.prepare`.
-        many_epochs: Whether to add a pair with several local epochs.
+        is_small: Whether to add pairs with several local epochs, and of TERM.
     """
     options = {name: value for name, value in read.items() if name not in _PLACES}
 
@@ -74,16 +74,15 @@ def methods(data: DataSet, read: Mapping[str, Any], many_epochs: bool) -> Method
         Pair(f"lambda rate {rate:g}", {}),
         Pair(f"lambda rate {_FASTER * rate:g}", {"lambda_learning_rate": _FASTER * rate}),
     ]
-    if many_epochs:
+    if is_small:
         pairs.append(Pair(f"{_MANY_EPOCHS} epochs", {"client_epochs": _MANY_EPOCHS}))
+        pairs.append(Pair("TERM", {"algorithm": "term"}))
     rows = {"FedAvg": settings(algorithm="fed_avg", evaluate_every=last)}
     for pair in pairs:
         for name, measured in ((_BEFORE, "before_training"), (_WHILE, "while_training")):
+            fixed = {"algorithm": "agnostic_fed_avg", "evaluate_every": last}
             rows[f"{name} {pair.name}"] = settings(
-                algorithm="agnostic_fed_avg",
-                evaluate_every=last,
-                measure_losses=measured,
-                **pair.settings,
+                **{**fixed, "measure_losses": measured, **pair.settings}
             )
     return Methods(pairs, rows)
 
@@ -137,8 +136,8 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
             parts.append(f"## {name}\n\nIt was not run: it needs {', '.join(lacking)}.")
             continue
         read = data.prepare(values.data_dir, folder)
-        # Several epochs would take too long on the other data sets, where a run takes minutes.
-        chosen = methods(data, read, many_epochs=name in _SMALL)
+        # These pairs would take too long on the other data sets, where a run takes minutes.
+        chosen = methods(data, read, is_small=name in _SMALL)
         compared = compare_runs(
             chosen.rows,
             folder / "runs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Callable, Literal, NamedTuple, Optional
+from typing import Annotated, Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -38,9 +38,6 @@ class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.LossOptio
 
     Attributes:
         window: Number r of recent rounds whose mean example counts divide lambda.
-        measure_losses: When clients measure the losses that lambda follows: in the first epoch of
-            training, each example's loss before its batch's step (while_training), which costs
-            nothing; or, as in the paper, in a separate pass over their examples (before_training).
 
     Source:
         Ro et al. 2021, Algorithm 1.
@@ -52,8 +49,6 @@ class AgnosticFedAvgOptions(core.AveragingOptions, LambdaOptions, core.LossOptio
     """
 
     window: Annotated[int, Within(least=1)] = 1
-    # A round then costs what a round of FedAvg costs; docs/results/one_pass.md.
-    measure_losses: Literal["before_training", "while_training"] = "while_training"
 
 
 class MeanLambda(NamedTuple):
