@@ -44,7 +44,7 @@ _SETTINGS = {
 def request_():
     spec = resolve("toy_regression", _SETTINGS, {}, None, None)
     task = spec.load_task()
-    with pytest.raises(UserError, match=r"nodes of a fleet do, with --backend=flower$"):
+    with pytest.raises(UserError, match=r"nodes of a fleet do \(--backend=flower\)$"):
         export_request(spec, task, "secure", DeviceSettings())
     return export_request(spec, task, "secure", DeviceSettings(), backend="flower")
 
