@@ -392,9 +392,7 @@ def data_arguments(
     settings = {**data.settings, **shared}
     # Evaluate only the last round, because no curves are drawn.
     rounds = settings.get("rounds", resolve(data.task, {}, {}).config.rounds)
-    # The losses of AgnosticFedAvg's paper.
-    fixed = {"evaluate_every": rounds, "measure_losses": "before_training"}
-    return recommend_arguments({**fixed, **settings, **read})
+    return recommend_arguments({"evaluate_every": rounds, **settings, **read})
 
 
 def recommend_arguments(values: Mapping[str, Any]) -> RunArguments:

@@ -90,12 +90,7 @@ def own_sides(runtime: str, device: str = "cpu") -> list[SideSpec]:
     On an accelerator, AgnosticFedAvg also runs in client mode "streamed", and on the CPU.
     """
     _ = RUNTIMES[runtime], DEVICES[device]
-    ours = SideSpec(
-        title=OURS,
-        algorithm="agnostic_fed_avg:measure_losses=before_training",
-        runtime=runtime,
-        device=device,
-    )
+    ours = SideSpec(title=OURS, algorithm="agnostic_fed_avg", runtime=runtime, device=device)
     one_pass = dataclasses.replace(
         ours,
         title=f"{OURS}, one pass",

@@ -66,12 +66,7 @@ def _term(tilt: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Ca
         # The server knows no loss before the first round, which is a round of FedAvg.
         return term_round(SOFTMAX, w, cohort, tilt if t else 0.0, sgd, weighting)
 
-    settings = {
-        "tilt": tilt,
-        "client_weighting": weighting,
-        "measure_losses": "before_training",
-    }
-    return _Case("term", settings, reference, sgd)
+    return _Case("term", {"tilt": tilt, "client_weighting": weighting}, reference, sgd)
 
 
 def _sub(share: float) -> _Case:

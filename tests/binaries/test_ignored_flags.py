@@ -82,7 +82,7 @@ _PAIRS = (
     *(
         _Pair(flag, ("--algorithm=fed_avg",), (f"--algorithm={user}",))
         for flag, user in (
-            ("--measured_share=0.2", "q_ffl"),
+            ("--measured_share=0.2", "term"),
             ("--q=2", "q_ffl"),
             ("--mirror_map=entropy", "fed_boost"),
         )

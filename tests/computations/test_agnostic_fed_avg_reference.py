@@ -44,7 +44,6 @@ def _options(server: str = "sgd", **settings: Any) -> AgnosticFedAvgOptions:
         "window": 2,
         "lambda_initial": _LAMBDA_0,
         "lambda_absent": "zero",
-        "measure_losses": "before_training",
     }
     options: AgnosticFedAvgOptions = make_options(AgnosticFedAvgOptions, **{**chosen, **settings})
     return dataclasses.replace(options, server=_SERVERS[server][0])

@@ -50,8 +50,7 @@ def test_losses_precede_the_first_epochs_steps():
     _, metrics = training.next(training.initialize(), [make_client([1, 2], [0, 1])])
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 6, 0])
     np.testing.assert_array_equal(metrics["client_work"]["train"]["num_examples"], [1, 1, 0])
-    # A separate pass measures the losses at w.
-    settings["measure_losses"] = "before_training"
+    # AgnosticFedAvg measures the losses at w in a separate pass.
     problem = Problem.numbered(model, 3)
     training = EagerTraining(
         agnostic_fed_avg(problem, make_options(AgnosticFedAvgOptions, **settings))

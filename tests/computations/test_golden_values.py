@@ -30,7 +30,6 @@ _ALGORITHM = agnostic_fed_avg(
         window=2,
         lambda_initial=_LAMBDA_0,
         lambda_absent="zero",
-        measure_losses="before_training",
     ),
     initial_counts=_N_0,
 )

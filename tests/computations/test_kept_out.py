@@ -204,7 +204,6 @@ def test_rounds_match_reference(streaming_runtime, aggregation, rounds):
     algorithm = build(
         "agnostic_fed_avg",
         measured_share=_SHARE,
-        measure_losses="before_training",
         client_shuffle=False,
         initial_counts=(9.0, 3.0, 6.0),
         lambda_initial=(0.5, 0.2, 0.3),
@@ -244,11 +243,9 @@ def test_random_rounds_cover_measured_and_trained_domains():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "settings"), [("q_ffl", {}), ("term", {"measure_losses": "before_training"})]
-)
-def test_one_example_client_gets_the_mean_loss(name, settings):
-    algorithm = build(name, measured_share=_SHARE, client_shuffle=False, **settings)
+@pytest.mark.parametrize("name", ["q_ffl", "term"])
+def test_one_example_client_gets_the_mean_loss(name):
+    algorithm = build(name, measured_share=_SHARE, client_shuffle=False)
     training = EagerTraining(algorithm)
     rng = np.random.default_rng(10)
     state, _ = run_rounds(training, [[random_client(rng, n, range(3)) for n in (9, 14)]] * 2)
@@ -268,11 +265,8 @@ def test_one_example_client_gets_the_mean_loss(name, settings):
 
 @pytest.mark.slow
 def test_holdout_counts_occur_only_with_holdout(streaming_runtime):
-    settings = {"measure_losses": "before_training"}
     plain, apart = (
-        streaming_runtime.training(
-            build("agnostic_fed_avg", measured_share=share, **settings), PlainSum()
-        )
+        streaming_runtime.training(build("agnostic_fed_avg", measured_share=share), PlainSum())
         for share in (0.0, _SHARE)
     )
     names = [set(t.quantities["client_work"]["train"]) for t in (plain, apart)]

@@ -93,8 +93,6 @@ _POOL: Mapping[str, Sequence[Any]] = {
     "server_learning_rate": (0.1, 0.5),
     "server_schedule": (Piecewise((1,), (0.3,)), InverseTime(1)),
     "client_weighting": ("equal",),
-    # A holdout needs a separate pass.
-    "measure_losses": ("before_training",),
     "measured_share": (0.4,),
     "lambda_update": (
         *(ExponentiatedGradient(), ProjectedGradient(), Fixed()),

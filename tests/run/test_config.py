@@ -237,7 +237,7 @@ def test_turns_expected_counts_match_their_cohorts():
 
 def test_expected_held_out_counts_match_the_splits():
     """The mean over 20 seeds is close, although clients have only one or two examples."""
-    given = {"measured_share": 0.5, "measure_losses": "before_training", "clients_per_round": 10}
+    given = {"measured_share": 0.5, "clients_per_round": 10}
     spec = resolve("toy_regression", given, {"num_clients": 700})
     task = spec.load_task()
     problem = build_algorithm(spec, task).problem

@@ -382,13 +382,12 @@ class LossOptions(HoldoutOptions):
     """Options of algorithms that do not need losses at w, so that they can measure while training.
 
     Attributes:
-        measure_losses: When clients measure the losses on which the algorithm acts: at no cost,
-            during the first epoch of training, each example before the step of its batch
-            (while_training); or, as in the papers, in a separate pass over their examples at w
-            (before_training).
+        measure_losses: When clients measure the losses on which the algorithm acts: in a separate
+            pass over their examples (before_training); or, at no cost, during the first epoch of
+            training, each example before the step of its batch (while_training).
     """
 
-    measure_losses: Literal["before_training", "while_training"] = "while_training"
+    measure_losses: Literal["before_training", "while_training"] = "before_training"
 
     def __post_init__(self) -> None:
         """Rejects a holdout if losses are measured while training."""

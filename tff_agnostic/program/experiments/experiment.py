@@ -27,9 +27,6 @@ SUMMARY_HEADINGS = {DIFFERENCE: "difference", OVERALL: "all", WORST: "worst"}
 # Suffix of columns with a statistic over clients, as in "p10 of clients".
 OVER_CLIENTS = " of clients"
 STORE_NAME = "clients.store"
-# AgnosticFedAvg as printed: Algorithm 1, CLIENT lines 2 to 6, and section 4, "we set L to zero for
-# that round".
-AS_PRINTED: Mapping[str, Any] = {"lambda_absent": "zero", "measure_losses": "before_training"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +148,8 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
         "fed_avg_target_only": arm(
             f"FedAvg ({label or target})", "fed_avg_target_only", target_domain=target
         ),
-        "agnostic_fed_avg": arm("AgnosticFedAvg", "agnostic_fed_avg", **AS_PRINTED),
+        # Section 4: "we set L to zero for that round".
+        "agnostic_fed_avg": arm("AgnosticFedAvg", "agnostic_fed_avg", lambda_absent="zero"),
     }
 
 

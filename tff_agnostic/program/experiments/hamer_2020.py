@@ -12,7 +12,6 @@ from typing import Any
 
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.program.experiments.experiment import (
-    AS_PRINTED,
     ArmsAsPredictors,
     Experiment,
     PaperTable,
@@ -114,7 +113,7 @@ STACKEXCHANGE = Experiment(
         "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
             "agnostic_fed_avg",
-            **AS_PRINTED,
+            lambda_absent="zero",
             lambda_learning_rate=0.1,
             window=10,
             **_TRAINED,

@@ -12,7 +12,6 @@ from typing import Any
 
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.program.experiments.experiment import (
-    AS_PRINTED,
     OVER_CLIENTS,
     Experiment,
     PaperTable,
@@ -78,7 +77,7 @@ DELTA_FL = Experiment(
             "AgnosticFedAvg of writer groups",
             "agnostic_fed_avg",
             lambda_learning_rate=0.1,
-            **AS_PRINTED,
+            lambda_absent="zero",
         ),
         "theta_08": _delta_fl(0.8),
         "theta_05": _delta_fl(0.5),

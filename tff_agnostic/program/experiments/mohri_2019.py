@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from tff_agnostic.importing.options import ImportOptions
-from tff_agnostic.program.experiments.experiment import (
-    AS_PRINTED,
-    Experiment,
-    PaperTable,
-    arm,
-    printed,
-)
+from tff_agnostic.program.experiments.experiment import Experiment, PaperTable, arm, printed
 from tff_agnostic.program.studies.comparison import OVERALL, WORST
 
 _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
@@ -48,7 +42,7 @@ ADULT = Experiment(
         "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
             "agnostic_fed_avg",
-            **AS_PRINTED,
+            lambda_absent="zero",
             client_learning_rate=0.3,
             lambda_learning_rate=0.1,
         ),
@@ -89,7 +83,7 @@ FASHION_MNIST = Experiment(
         "agnostic_fed_avg": arm(
             "AgnosticFedAvg",
             "agnostic_fed_avg",
-            **AS_PRINTED,
+            lambda_absent="zero",
             client_learning_rate=0.023,
             server_learning_rate=0.0011,
             lambda_learning_rate=0.044,
@@ -126,7 +120,7 @@ TWO_DOMAIN_LM = Experiment(
             for name in (_DOCUMENTS, _CONVERSATIONS)
         },
         "fed_avg": arm("L uniform", "fed_avg"),
-        "agnostic_fed_avg": arm("L agnostic", "agnostic_fed_avg", **AS_PRINTED),
+        "agnostic_fed_avg": arm("L agnostic", "agnostic_fed_avg", lambda_absent="zero"),
     },
     paper=PaperTable(
         source="Mohri et al. 2019, table 3 (Penn Treebank and Cornell movie dialogues)",
