@@ -103,7 +103,7 @@ def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("deviations", [5.0, 10.0])
-def test_forced_words_reach_the_tail(deviations):
+def test_extreme_random_words_give_noise_in_the_tail(deviations):
     """Words built for a normal quantile give the integer nearest to the quantile."""
     tail = stats.norm.sf(deviations)
     value = round(stats.norm.isf(tail) * DEVIATION)

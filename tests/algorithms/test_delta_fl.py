@@ -93,7 +93,7 @@ def test_rounds_match_reference(streaming_runtime, case):
 
 
 @pytest.mark.slow
-def test_family_levels_equal_single_levels(streaming_runtime):
+def test_levels_of_a_family_equal_levels_trained_alone(streaming_runtime):
     levels = (0.1, 0.5, 0.9)
     algorithm = _Case(levels[0]).build(theta=levels)
     training = streaming_runtime.training(algorithm, PlainSum())

@@ -89,7 +89,7 @@ def _with_float64_weights() -> Algorithm:
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_rounds_check_bounds_and_states(request, runtime, aggregation):
+def test_each_round_checks_bounds_and_states(request, runtime, aggregation):
     def train(algorithm: Algorithm) -> None:
         training = request.getfixturevalue(runtime).training(algorithm, aggregation)
         training.next(training.initialize(), cohort())

@@ -215,7 +215,7 @@ def test_rejects_invalid_options(case):
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-6])
 def test_repeated_rows_change_by_summed_gradients(rate):
-    """If each of 5,000 tiny steps were subtracted from 1 alone, rounding would lose all of them."""
+    """Subtracting 5,000 tiny steps from 1 one by one would lose all of them to rounding."""
     words = np.array([2] * 5000 + [0], np.int64)
     gradients = np.random.default_rng(0).normal(1.0, 0.1, size=[5001, 3]) * rate / 5000
     actual = minus_rows(np.ones([4, 3], np.float32), words, gradients.astype(np.float32))

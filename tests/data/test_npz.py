@@ -58,7 +58,7 @@ def test_changed_bytes_never_change_arrays(tmp_path, compressed):
 
 
 @pytest.mark.parametrize("content", [0, 40, 300, -5, b"garbage" * 100, bytes(500)])
-def test_truncated_or_other_file_raises(tmp_path, content):
+def test_truncated_file_or_other_format_raises(tmp_path, content):
     path = tmp_path / "a.npz"
     _save_client(path)
     path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)

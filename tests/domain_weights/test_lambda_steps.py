@@ -132,7 +132,7 @@ def test_frozen_projected_gradient_ignores_common_constant(constant):
         ((0.2, 0.3, 0.5), (0.6, 0.3, 0.1), (1.0, 2.0, 0.0), (1, 1, 0)),
     ],
 )
-def test_frozen_update_with_chi2_keeps_the_sum(update, mixture, lambda_, losses, counts):
+def test_chi2_update_with_frozen_domains_keeps_sum(update, mixture, lambda_, losses, counts):
     options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     names = ["abc"[i] for i in range(len(mixture))]
     steps = lambda_ascent(options, names, mixture, ascent.chi2(1.0))

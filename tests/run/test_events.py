@@ -72,7 +72,7 @@ def test_quantity_that_starts_infinite_is_named(changed, what):
 
 
 @pytest.mark.slow
-def test_one_finite_client_means_the_model_diverged():
+def test_model_with_one_finite_client_counts_as_diverged():
     # All other clients have infinite features.
     broken = [{**client, "x": client["x"] * np.float32(np.inf)} for client in _CLIENTS]
     assert "the loss is not finite either" in _message(broken)

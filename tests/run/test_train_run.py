@@ -1,4 +1,4 @@
-"""`train_run` writes the command's bytes; `run_settings` takes options."""
+"""`train_run` writes the same bytes as the command; `run_settings` accepts options."""
 
 import contextlib
 import dataclasses

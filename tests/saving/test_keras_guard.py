@@ -1,4 +1,4 @@
-"""Keras files that would run code or read files in plain Keras raise errors."""
+"""Errors for Keras files that would run code or read files if plain Keras loaded them."""
 
 import base64
 import importlib.metadata

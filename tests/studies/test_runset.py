@@ -133,7 +133,7 @@ def test_ended_run_keeps_its_reason(tmp_path, error, reason):
     assert [outcome.reason for outcome in outcomes] == [reason, None, None]
     runs, outcomes = _make(tmp_path, resume=True)
     assert outcomes[0].reason == reason and runs.open(_JOBS) == []
-    # A run that would start from its model ends for the same reason.
+    # A run that would start from the ended run's model ends for the same reason.
     (outcome,) = _make(tmp_path, [_job(4, after=_JOBS[0])], resume=True)[1]
     assert outcome.reason == reason
 

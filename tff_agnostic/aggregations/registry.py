@@ -132,7 +132,7 @@ class UpdateAggregatorSpec:
     """Registry entry of an aggregator of TFF.
 
     Attributes:
-        kind: Class of the TFF aggregator; None if the run's own aggregation also sums updates.
+        kind: Class of the TFF aggregator; None if the run's aggregation sums the updates.
         options: Options of the sums of all other values; they become flags.
     """
 

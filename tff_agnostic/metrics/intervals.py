@@ -232,7 +232,8 @@ class Spread:
     def needed(self) -> Needed:
         """Returns the factors of clients and seeds with which an effect of this size would show.
 
-        With these factors the interval ends at 0, if the degrees of freedom stay the same.
+        With that many times the clients or seeds, one end of the interval would be 0, if the
+        degrees of freedom stayed the same.
         """
         if not (self.total > 0 and self.freedom > 0):
             return Needed(None, None, None)

@@ -40,7 +40,7 @@ class Mixing(NamedTuple):
     Attributes:
         output: Index of the output among the flat outputs.
         values: The output of the same example in two batches.
-        is_alone: Whether the second batch contains no other example.
+        is_alone: Whether the example is alone in the second batch.
     """
 
     output: int

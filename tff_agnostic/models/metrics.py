@@ -77,7 +77,7 @@ class ColumnLoss:
 
 
 def takes_scores(loss: Any) -> Optional[bool]:
-    """Returns whether a loss is a cross-entropy of scores, or of probabilities.
+    """Returns True if a loss is a cross-entropy of scores, and False if it is one of probabilities.
 
     Args:
         loss: A loss function, or a Keras loss.

@@ -264,7 +264,7 @@ def enough_clients_note() -> str:
 
 
 def split_name(split: str) -> str:
-    """Returns the name of a split's clients in sentences: test or validation."""
+    """Returns the word for a split's clients in sentences: test or validation."""
     return split if split == TEST else {"heldout": "validation"}.get(split, split)
 
 
