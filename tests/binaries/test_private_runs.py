@@ -76,7 +76,9 @@ def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
     assert promised["not_covered"]
     has_client_noise = flags is _DISTRIBUTED
     assert promised["noise_generator"].startswith("Philox" if has_client_noise else "ChaCha20")
-    assert 0 < promised["noise_tail"] < 0.01 * promised["delta"]
+    # The bound for the sum of clients' noise underflows to 0.
+    assert promised["noise_tail"] > 0 or has_client_noise
+    assert promised["noise_tail"] < 0.01 * promised["delta"]
     card = read_json(tmp_path / "run" / "model" / "model_card.json")
     assert card["result"]["privacy"] == promised
     total = sum(z**-2 for z in promised["split"].values()) ** -0.5
@@ -185,7 +187,7 @@ def test_unseeded_runs_have_different_noise(call: Caller, tmp_path):
     for a, b in zip(first, second):
         np.testing.assert_array_equal(a, b)
     remarks = [_privacy(folder)["remarks"] for folder in tmp_path.iterdir()]
-    assert sum(any("--noise_seed=4" in text for text in texts) for texts in remarks) == 2
+    assert sum(any("noise_seed=4" in text for text in texts) for texts in remarks) == 2
 
 
 @pytest.mark.nightly
@@ -223,9 +225,8 @@ def test_outputs_report_evaluation_privacy(call: Caller, folder):
     assert float(rows[-1]["epsilon"]) == promised["epsilon"]
     assert float(rows[-1]["evaluation_epsilon"]) == evaluations["epsilon"]
     assert "\nprivate evaluation, of test clients: (" in outcome.out
-    not_resampled = "private evaluations do not resample clients, with statistics=true either"
-    assert not_resampled in outcome.out
-    assert not_resampled in (folder / "run" / "report.html").read_text()
+    report = (folder / "run" / "report.html").read_text()
+    assert "private evaluations do not resample clients" in report
     call.ok(train, *flags, "--rounds=4", "--evaluation_clients=4", "--resume")
     assert [row["evaluations"] for row in _rows(folder / "run")] == ["0", "1", "2", "3"]
 
