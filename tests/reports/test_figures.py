@@ -171,7 +171,7 @@ def _error_bars(axes: Any) -> np.ndarray:
     return np.concatenate(ends)
 
 
-def test_error_bars_of_fractions_stay_within_0_and_1():
+def test_error_bars_of_fractions_stay_in_range():
     values = {"a": Estimate(0.9, 0.23, 1.57), "b": Estimate(0.1, -0.4, 0.6), "c": Estimate(0.5)}
     figure = domain_figure([Series("one", values, 0.5)], "accuracy", Unit.SHARE, True)
     (axes,) = figure.axes
