@@ -82,9 +82,10 @@ class LimitedOptions(Options):
 class Bound:
     """Range of one value of a client's output: [0, limit], or [-limit, limit] if signed.
 
-    Values that the server divides by each other share a `ratio` name. If one of them exceeds its
-    bound, all values of the client with this ratio are scaled down together, so that the client
-    counts less but its ratio is preserved. Clipping each value alone would change the ratio.
+    If the server divides one value by another, both have the same `ratio` name. If one value
+    exceeds its bound, all of the client's values of this ratio are scaled down together, so that
+    the client counts less but its ratio is preserved. Clipping each value separately would change
+    the ratio.
 
     Attributes:
         limit: Maximum absolute value.

@@ -97,7 +97,7 @@ def _block_function(num_blocks: int) -> Callable[[tf.Tensor, tf.Tensor, tf.Tenso
     )
 
 
-# Release functions before TensorFlow's modules, or Python prints errors at exit.
+# At exit, compiled functions must be deleted before TensorFlow's modules, or Python prints errors.
 atexit.register(_block_function.cache_clear)
 
 

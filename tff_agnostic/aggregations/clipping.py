@@ -149,15 +149,15 @@ def clip(
     rounding: Sequence[float] = (),
     joint_shares: Optional[Sequence[float]] = None,
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Clips a client's output, each group alone or all groups as one vector.
+    """Clips a client's output: each group separately, or all groups as one vector.
 
     Args:
         clip_norms: The clip norm of each update among the groups, float32 scalars.
         rounding: Maximum change of each value when it is encoded, such as half a step of secure
-            sums; none if empty. The bounds hold for the encoded values.
-        joint_shares: Shares w_g of all groups, to clip these as one vector; None to clip each group
-            alone. Integers without a ratio, such as a count of clients, are always clipped alone,
-            as any scaling would make them 0.
+            sums; empty if encoding changes no value. The bounds hold for the encoded values.
+        joint_shares: Shares w_g of all groups, to clip the groups together as one vector; None to
+            clip each group separately. Integers without a ratio, such as a count of clients, are
+            always clipped separately, as any scaling would make them 0.
 
     Returns:
         (clipped values, whether each update was within its clip norm, float32 scalars). Values
@@ -212,7 +212,7 @@ def _jointly_clipped(
     clipped = {}
     for ratio in dict.fromkeys(bound.ratio for bound in bounds):
         members = [i for i, bound in enumerate(bounds) if bound.ratio == ratio]
-        # Keep counts integers, and preserve the ratio.
+        # Choose the factor so that counts remain integers and the ratio does not change.
         ratio_factor = factor if ratio is None else whole_factor(factor, values, bounds, members)
         for i in positions & {*members}:
             clipped[i] = _times(ratio_factor, values[i])

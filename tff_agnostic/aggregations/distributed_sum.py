@@ -99,7 +99,8 @@ class DistributedDpSum(PrivateAggregation):
     bundle: int = 1
     integer_clip: float = 2.0**14
 
-    # A client may occur several times in a cohort; only its places then give it separate noise.
+    # A cohort may contain a client several times: only their places give these copies separate
+    # noise.
     numbers_clients = True
 
     @property
@@ -281,7 +282,7 @@ class DeviceSum(DistributedDpSum):
     numbers_clients = False
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns a sum for each step; they share the budget, and a device represents itself."""
+        """Returns a sum for each step; they share the budget, and an entry is one device."""
         return PrivateAggregation.for_steps(self, bounds)
 
     def client_params(self, state: PrivateState) -> ClientParams:

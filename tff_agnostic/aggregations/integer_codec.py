@@ -31,7 +31,7 @@ _ROOM = 1.0 - 2.0**-14
 _MAX_BITS = 62
 # Maximum number of random words for the noise of one value.
 _MAX_WORDS = 1024
-# First number of the seeds of signs, which no other seed starts with.
+# First number of the seeds from which signs are drawn; no other seed starts with this number.
 _ROTATION = 1
 # Maximum probability that a coordinate of a group's vector wraps around in a round.
 WRAP_PROBABILITY = 1e-9
@@ -216,10 +216,10 @@ def sum_bits(
     """Returns the number of bits that the modular sum of a group's vectors needs.
 
     With this number a coordinate wraps around with a probability of at most `WRAP_PROBABILITY`.
-    Each of three events may have a third of it: more than M clients in a Poisson cohort, a
-    noiseless sum beyond its bound, and noise beyond its bound. The noiseless bound is M times the
-    norm, or a sub-Gaussian bound for a rotated vector. Tails of Poisson and Skellam numbers of
-    variance v are bounded by exp(-t^2 / (2 (v + t / 3))).
+    This probability is divided equally between three events: more than M clients in a Poisson
+    cohort, a noiseless sum beyond its bound, and noise beyond its bound. The noiseless bound is M
+    times the norm, or a sub-Gaussian bound for a rotated vector. Tails of Poisson and Skellam
+    numbers of variance v are bounded by exp(-t^2 / (2 (v + t / 3))).
 
     Args:
         max_norm: Norm of a client's vector before rounding.

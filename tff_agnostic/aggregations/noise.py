@@ -225,7 +225,7 @@ def _looked_up(
     places = columns if which is None else columns + tf.cast(which, tf.int64) * 2**bits
     columns_entries = tf.gather(tf.constant(entries), places)
     others = tf.bitwise.bitwise_and(columns_entries, last_bits)
-    # Set the last bits, so that a word with equal leading bits is not less.
+    # Set the word's last bits: only the leading bits count, and a word with equal ones is not less.
     is_first = tf.bitwise.bitwise_or(words, last_bits) < columns_entries
     return tf.where(is_first, columns, others) - 2 ** (bits - 1)
 
@@ -269,12 +269,12 @@ def _table_bits(variance: float) -> int:
 
 
 def _counts(variance: float, largest: int) -> list[int]:
-    """Returns the number of the 2^64 words for each value from 0 to `largest`; -k has as many as k.
+    """Returns the number of the 2^64 words that yield each value from 0 to `largest`.
 
-    The probability of k is exp(-v) I_k(v) for the variance v, with the modified Bessel function
-    I_k. Ratios follow from I_{k-1} = I_{k+1} + (2 k / v) I_k. The recursion starts far above
-    `largest`, where the initial values hardly matter (Miller's algorithm), and the probabilities
-    are normalised.
+    As many words yield -k as yield k. The probability of k is exp(-v) I_k(v) for the variance v,
+    with the modified Bessel function I_k. Ratios follow from I_{k-1} = I_{k+1} + (2 k / v) I_k. The
+    recursion starts far above `largest`, where the initial values hardly matter (Miller's
+    algorithm), and the probabilities are normalised.
     """
     if variance == 0:
         return [2**_WORD_BITS] + [0] * largest
@@ -290,13 +290,13 @@ def _counts(variance: float, largest: int) -> list[int]:
         total = ratios[0] + 2 * sum(ratios[1:], Decimal(0))
         words = 2**_WORD_BITS / total
         counts = [int((ratio * words).to_integral_value()) for ratio in ratios[: largest + 1]]
-    # The value 0 gets the remainder of rounding.
+    # The value 0 gets the words that rounding leaves over.
     counts[0] += 2**_WORD_BITS - counts[0] - 2 * sum(counts[1:])
     return counts
 
 
 def _alias_table(counts: list[int], bits: int) -> np.ndarray:
-    """Returns the entries of a table, from the number of the 2^64 words for each value."""
+    """Returns a table's entries; `counts` are the numbers of words that yield each value."""
     in_column = 2 ** (_WORD_BITS - bits)
     firsts, others = alias_columns(counts, in_column)
     # A column without a second value contains its own value twice.

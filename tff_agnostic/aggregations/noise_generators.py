@@ -54,7 +54,8 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.base.registry import Registry
 
 _DIGITS = 3
-# t and m. The largest digit is 11.5 t; larger digits would have a probability of 2^-99.
+# Standard deviation t of a digit, and factor m between digits. The largest digit is 11.5 t; larger
+# digits would have a probability of 2^-99.
 _DIGIT_DEVIATION, _BASE = 1424, 560
 _COLUMN_BITS, _CHOICE_BITS = 15, 64
 _TIE_BITS = 64 - _DIGITS * _COLUMN_BITS
@@ -72,9 +73,9 @@ WORDS = 1 + _DIGITS
 MAX_MULTIPLIER = 4096.0
 # Values are clipped to this multiple of their group's bound, more than a sum over clients attains.
 _MAX_CLIENTS = 2.0**24
-# Rounding error of two such float64 values, as a multiple of the bound. Each value is rounded
-# four times to within a relative 2^-53: in a conversion, a division, a multiplication, and the
-# division by the step.
+# Rounding error of two clipped float64 values, as a multiple of their group's bound. Each value is
+# rounded four times to within a relative 2^-53: in a conversion, a division, a multiplication, and
+# the division by the step.
 _FLOAT64 = _MAX_CLIENTS * 8 * 2.0**-53
 # Maximum number of steps, so that noise can be added in int64.
 _LARGEST = 2.0**62
@@ -216,9 +217,10 @@ def _table() -> _Table:
 
 
 def _counts() -> list[int]:
-    """Returns each digit's number of the 2^98 choices, in ascending order; the lowest has none.
+    """Returns the number of the 2^98 choices that yield each digit, from the lowest, with none.
 
-    The probability of k is proportional to exp(-k^2 / (2 t^2)); 0 has the remainder of rounding.
+    The probability of k is proportional to exp(-k^2 / (2 t^2)); the digit 0 gets the choices that
+    rounding leaves over.
     """
     half = 2 ** (_COLUMN_BITS - 1)
     all_choices = 2 ** (_COLUMN_BITS + _CHOICE_BITS + _TIE_BITS)

@@ -308,7 +308,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         return tf.equal(state.rounds_since_survey, 0) if has_pauses else tf.constant(True)
 
     def answers(k: int, *sums: Any) -> list[Any]:
-        """Returns level k's summed answers to the surveys so far, or those sent while training."""
+        """Returns level k's summed answers: to the surveys so far, or those sent with updates."""
         if surveys:
             return [survey.answers[k] for survey in sums[: len(surveys)]]
         return [sums[-1].levels[k].answer]

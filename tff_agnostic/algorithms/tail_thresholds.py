@@ -1,4 +1,4 @@
-"""Thresholds on client losses, which the server finds from sums over clients alone.
+"""Thresholds on client losses, which the server finds only from sums over clients.
 
 A level theta of Delta-FL (Laguel et al. 2021) trains the clients with the largest losses, up to a
 fraction theta of the total weight. Before it trains, a client compares its loss with a threshold
@@ -123,7 +123,7 @@ Boundary = Union[ExactBoundary, PaperBoundary, SmoothBoundary]
 
 
 class TailStart(NamedTuple):
-    """A threshold, and the fraction of their weight that clients exactly at it keep.
+    """A threshold, and the fraction of weight that clients exactly at the threshold keep.
 
     Attributes:
         bin: Index of a bin in `GRID`, or the `loss_key` of a loss; an integer scalar.
@@ -227,7 +227,7 @@ class Quantile(NamedTuple):
         bin: Index of the bin, int32.
         inside: Weight in the bin, float64.
         left: theta times the total weight, minus the weight above the bin, float64.
-        rounding: Largest `left` that rounding errors alone can cause, float64.
+        rounding: Largest `left` that can result from rounding errors, float64.
     """
 
     bin: tf.Tensor
@@ -288,7 +288,7 @@ class _HistogramThreshold(Threshold):
 
     def next(self, eta: Any, *answers: tf.Tensor) -> Any:
         if self.theta == 1:
-            # This is FedAvg: no client's fraction may be rounded below 1.
+            # theta = 1 is FedAvg: rounding must not lower any client's fraction below 1.
             return self.initial()
         is_known = self.total(*answers) > 0
         return tf.nest.map_structure(
@@ -425,7 +425,7 @@ class _Tracked(Threshold):
 
     def next(self, eta: tf.Tensor, *answers: TailShare) -> tf.Tensor:
         if self.theta == 1:
-            # This is FedAvg: a threshold that follows falling losses would exclude clients.
+            # theta = 1 is FedAvg: a threshold that follows falling losses would exclude clients.
             return self.initial()
         (sums,) = answers
         total = tf.cast(sums.total, tf.float32)
@@ -484,7 +484,8 @@ def smoothed_eta(histogram: tf.Tensor, theta: float, nu: float) -> tf.Tensor:
         theta: Conformity level, in (0, 1].
         nu: A client counts in full if its loss exceeds eta by at least nu.
     """
-    # The centre of losses below 0 is so low that they count only if all other losses count in full.
+    # The bin of losses below 0 gets a very low centre: these losses count only if all others count
+    # in full.
     centers = np.concatenate([[-GRID.upper], GRID.centers()])
     # The counted weight decreases in eta, and is linear between these points.
     kinks = np.sort(np.concatenate([centers - nu, centers]))

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from tff_agnostic import computations as core
 from tff_agnostic.base.later import tf
 
-# Largest factor exp(t (F_k - c)) that secure sums allow for; they scale down heavier clients.
+# Largest factor exp(t (F_k - c)) that secure sums allow for; they scale down clients with larger
+# factors.
 _MAX_TILT = 20.0
 # Exponents t (F_k - c) are clipped to [_LOWEST, _HIGHEST]. A round's sums then stay finite, and a
 # round in which all exponents are below the range still averages its clients.

@@ -35,7 +35,7 @@ from tff_agnostic.base.later import tf
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 _SCRATCH = ".scratch"
 _SCRATCH_FOLDER = re.compile(rf"\..+\{_SCRATCH}\.(?P<pid>\d+)\.tmp")
-# Number of hexadecimal digits of a digest; these distinguish the files of one user.
+# Number of hexadecimal digits of a digest: enough to distinguish the files of one user.
 _DIGITS = 16
 # Number of bytes of a keyed digest's key.
 _KEY_BYTES = 32
@@ -49,7 +49,7 @@ OWNER_ONLY = 0o600
 _FOLDER_OWNER_ONLY = 0o700
 # Seconds between two attempts to lock a folder.
 _TRY_AGAIN_SECONDS = 0.05
-# Maximum ratio of unpacked to packed size, of files that unpack to more than `_FREE_BYTES`.
+# Maximum ratio of unpacked to packed size, for files that unpack to more than `_FREE_BYTES`.
 _MAX_RATIO = 200
 _FREE_BYTES = 1 << 26
 
@@ -69,7 +69,8 @@ def atomic_file(path: Path, owner_only: bool = False) -> Iterator[IO[bytes]]:
         temporary = temporary_path(path)
         try:
             if owner_only:
-                # The temporary file of a killed process with the same id would keep its mode.
+                # A killed process with the same id may have left this file, which would keep its
+                # access mode.
                 temporary.unlink(missing_ok=True)
             with open(temporary, "wb", opener=_for_owner if owner_only else None) as file:
                 yield file
@@ -85,7 +86,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to an owner-only file; returns once file and name are on disk."""
+    """Appends a line to an owner-only file; returns when content and name are on disk."""
     with write_errors(path):
         with open(path, "ab", opener=_for_owner) as file:
             file.write(f"{line}\n".encode())
@@ -364,7 +365,7 @@ def check_can_be_made(folder: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Raises a `UserError` that names `path` instead of errors of the operating system."""
+    """Replaces errors of the operating system by a `UserError` that names `path`."""
     try:
         yield
     except OSError as e:
@@ -380,8 +381,8 @@ def content_digest(facts: Any, arrays: Iterable[Any] = ()) -> str:
     """Returns the SHA-256 of JSON values and of arrays, including their dtypes and shapes."""
     result = hashlib.sha256(json.dumps(facts).encode())
     for array in map(np.asarray, arrays):
-        # Hash the values instead of the bytes of Python objects, such as
-        # strings, which are addresses.
+        # If an array contains Python objects, such as strings, hash their values: the array's bytes
+        # are only their addresses.
         content = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
         result.update(f"{array.dtype}{array.shape}".encode())
         result.update(content)

@@ -119,7 +119,7 @@ class OneOf:
     registry: Union[Registry, Callable[[], Registry]]
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether the registries are the same, as a class may inherit the annotation."""
+        """Returns whether both are for the same registry, as those of a class and its subclass."""
         return isinstance(other, OneOf) and self.registry is other.registry
 
     def __hash__(self) -> int:
@@ -141,7 +141,7 @@ class Options:
     fields together.
 
     Raises:
-        OptionError: If a value is invalid; it names the field.
+        OptionError: If a value is invalid; the error names its field.
     """
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ def hints(kind: Any) -> Mapping[str, Any]:
     return _hints(kind)
 
 
-# A separate function, as mypy considers classes unhashable.
+# The cache is on a separate function, as mypy considers classes unhashable.
 @functools.cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     annotations = typing.get_type_hints(kind, include_extras=True)

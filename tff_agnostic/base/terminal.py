@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, Union, cast
 
-# Joiners in Persian and Hindi words and in emoji, and the wide space of Chinese and Japanese.
+# Characters to keep, as they are part of words: joiners in Persian and Hindi words and in emoji,
+# and the wide space of Chinese and Japanese.
 _SPELLING = "\u200c\u200d\u3000"
 _LAYOUT = "\n\t"
 
@@ -29,10 +30,10 @@ def printable(text: str, kept: str = "") -> str:
 
 
 class PrintableStream:
-    """A text stream that escapes text, except line breaks and tabs, for another stream.
+    """Escapes text, except line breaks and tabs, before it is written to a stream.
 
     Args:
-        wrapped: The other stream, which handles all other calls.
+        wrapped: The stream to write to; all calls except writes are passed on to it.
     """
 
     def __init__(self, wrapped: TextIO) -> None:
@@ -54,7 +55,7 @@ class PrintableStream:
 
 
 def unescaped(stream: Union[TextIO, PrintableStream]) -> TextIO:
-    """Returns a stream without escaping, which can move a terminal's cursor."""
+    """Returns the stream below a `PrintableStream`, for text that moves a terminal's cursor."""
     return stream._wrapped if isinstance(stream, PrintableStream) else stream
 
 

@@ -232,7 +232,7 @@ def is_user_module(module: str) -> bool:
 
 
 class UserImports(MetaPathFinder):
-    """Makes a file import as a script does: modules next to the file have precedence.
+    """Lets a file import modules as a script does: modules next to it have precedence.
 
     Modules next to the file become submodules of a package that belongs to this file. Two files may
     therefore have different neighbouring modules of the same name, and each imports its own, even
@@ -264,7 +264,7 @@ class UserImports(MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def prepare(self, module: types.ModuleType) -> None:
-        """Makes a module import as the file does; must be called before the module is executed."""
+        """Lets `module`, which must not be executed yet, import modules as the file does."""
         vars(module)["__builtins__"] = self._builtins
 
     @contextlib.contextmanager

@@ -42,7 +42,7 @@ MIRROR_MAPS: Registry[Callable[[tf.Tensor, tf.Tensor, float], tf.Tensor]] = Regi
         "squared": lambda alpha, ascent, eta: projected_gradient(alpha, ascent, eta / 2),
     },
 )
-# The best estimator of each loss; docs/reference/algorithms/fed_boost.md compares them.
+# The best estimator of each loss; docs/reference/algorithms/fed_boost.md compares the estimators.
 _BEST_ESTIMATOR = {"log": "centred", "squared": "unbiased"}
 
 
@@ -216,7 +216,7 @@ class AlphaSteps:
     def next(
         self, alpha: tf.Tensor, gradient: tf.Tensor, weight: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        """Returns alpha_{t+1} (lines 4, 5), which is alpha_t without sampled predictors or weight.
+        """Returns alpha_{t+1} (lines 4, 5); alpha_t if nothing was sampled or the weight is 0.
 
         Args:
             alpha: alpha_t, float32 [q].

@@ -24,7 +24,8 @@ from tff_agnostic.boosting.predictor_store import PredictorStore, Stacks
 from tff_agnostic.models.model import ModelWeights
 
 _EXAMPLES_AT_ONCE = 256
-# Each predictor's outputs take 50 MB with 20 words and a vocabulary of 10,000.
+# For this number of sentences of 20 words, and a vocabulary of 10,000 words, the outputs of each
+# predictor take 50 MB.
 _SENTENCES_AT_ONCE = 64
 _FLOAT_BYTES = 4
 
@@ -58,7 +59,7 @@ class PredictorFamily(Protocol):
         """Returns the bytes that an example reads of `count` predictors; None if it reads all."""
 
     def outputs(self, stacks: Stacks, x: Any) -> Outputs:
-        """Returns the outputs of all, or of a message's, predictors for n examples."""
+        """Returns outputs for n examples: of all predictors, or of the predictors in a message."""
 
     def predictions(self, outputs: Any, weights: tf.Tensor, x: Any) -> tf.Tensor:
         """Returns the mixture's predictions, as the model's metrics expect them."""

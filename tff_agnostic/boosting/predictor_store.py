@@ -3,9 +3,9 @@
 With one architecture, each weight of all predictors is one stacked array, and a message contains
 rows of these arrays. With several architectures, one flat array contains all weights of the first
 predictor, then of the second, and so on. A message then contains the weights of C predictors in
-sequence, with each predictor's architecture and start, and the receiver branches on the
-architecture. The message has space for the C largest predictors, so that its size is the same in
-every round; no predictor is padded.
+sequence, followed by each predictor's architecture and the position of its first weight. The
+receiver branches on the architecture. The message has space for the C largest predictors, so that
+its size is the same in every round; no predictor is padded.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PredictorStore(Protocol):
         """Returns the size in bytes of a message with `count` predictors."""
 
     def predictions(self, stacks: Stacks, x: Any) -> list[tf.Tensor]:
-        """Returns each predictor's output for n examples; `stacks` contain all or a message's."""
+        """Returns outputs for n examples: of all predictors, or of the predictors in a message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +118,12 @@ class SeveralArchitectures:
     kinds: tuple[int, ...]
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
-        """See `PredictorStore`: one array, whose weights float32 holds exactly."""
+        """See `PredictorStore`: one float32 array, which must hold all weights exactly."""
         arrays = [array for predictor in predictors for array in _leaves(predictor)]
         return [np.concatenate([array.astype(np.float32).ravel() for array in arrays])]
 
     def chosen(self, stacks: Stacks, indices: tf.Tensor) -> list[tf.Tensor]:
-        """See `PredictorStore`: weights, then architecture and start of each predictor."""
+        """See `PredictorStore`: weights, architectures, and the position of each first weight."""
         (weights,) = stacks
         sizes = tf.gather(tf.constant(self._sizes(), tf.int32), indices)
         ends = tf.cumsum(sizes)
@@ -159,7 +159,7 @@ class SeveralArchitectures:
 
             if number + 1 == len(self.architectures):
                 return output()
-            # Branch in two instead of by `tf.switch_case`, which TFLite does not support.
+            # Use a chain of two-way branches, as TFLite does not support `tf.switch_case`.
             return tf.cond(tf.equal(kind, number), output, lambda: chain(number + 1))
 
         return chain(0)

@@ -16,7 +16,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.base.stateless_random import fold_in, random_order, uniform
 
-# Numbers that distinguish the draws from one seed.
+# Numbers that distinguish several draws with the same seed.
 _FILLING, _ORDER, _START, _COINS = 0, 1, 2, 3
 # With independent draws, a message has space for this number of standard deviations, of at most
 # sqrt(C) each, above the mean C.

@@ -20,8 +20,8 @@ class GroupCounts:
 
     Attributes:
         counts: Counts of each group, int64 [outcomes], by the group's name.
-        skipped: Number of clients of each group that was skipped for too few clients, by the
-            group's name.
+        skipped: Number of clients of each group that was skipped because it has too few clients, by
+            the group's name.
     """
 
     counts: Mapping[str, np.ndarray]

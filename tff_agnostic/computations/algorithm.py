@@ -125,9 +125,9 @@ class CommunicationStep:
             look up rows of tables in it; None if they use the complete broadcast, such as a model's
             weights. Runtimes decide by this number whether to vectorise clients.
         is_due: state -> whether the round includes the step, a boolean scalar; None if every round
-            includes it. If not due, the step has the sum over no clients, and leaves client states
-            unchanged. Rounds in TFF always include all steps, so `finish` must itself ignore the
-            sum of a step that is not due.
+            includes it. A step that is not due has the sum over no clients, and leaves client
+            states unchanged. Rounds in TFF always include all steps, so `finish` must itself ignore
+            the sum of a step that is not due.
     """
 
     name: str
@@ -195,8 +195,8 @@ class Algorithm:
             has no such set.
         single_step_options: Options, each as NAME=VALUE, that reduce the algorithm to one step per
             round; empty if it has one step anyway, or if no option does.
-        check_report: Called with the report of a round without noise; raises a `UserError` if the
-            report shows that the algorithm does not apply.
+        check_report: Called with a round's report, if its values have no noise; raises a
+            `UserError` if they show that the algorithm does not suit the problem.
     """
 
     name: str

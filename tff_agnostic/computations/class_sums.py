@@ -26,7 +26,7 @@ from tff_agnostic.models.model import Examples, Model
 MAX_TABLE_CLASSES = 20
 # Number of bins of equal width from 0 to 1; an even number makes 1/2 the border of two bins.
 SCORE_BINS = 50
-# Maximum number of values that a client sends for these counts.
+# Maximum number of values that a client sends for a `ClassSums`.
 _MAX_VALUES = 50_000
 
 
@@ -123,7 +123,8 @@ class ClassCounting:
         domains, labels = examples["domain_id"], tf.cast(examples["y"], tf.int32)
         k = self.num_classes
         is_counted = is_present & (labels >= 0) & (labels < k)
-        # Invalid labels map to 0; they are not counted.
+        # Examples with invalid labels are not counted; their labels become 0 only to be valid
+        # indices.
         labels = tf.where(is_counted, labels, 0)
         counted = tf.cast(is_counted, tf.int64)
         if self._has_table:

@@ -70,8 +70,8 @@ class Convolution:
     ) -> tf.Tensor:
         """Returns the gradient with respect to the images, [G, B, H, W, C].
 
-        This is a convolution of the output gradient, with zeros between its pixels for the
-        `strides`, and with the kernel rotated by 180 degrees.
+        To compute it, zeros are put between the pixels of the output gradient, according to the
+        `strides`, and the result is convolved with the kernel, rotated by 180 degrees.
 
         Args:
             output_gradient: Gradient with respect to the output, [G, B, H', W', O].
@@ -110,8 +110,8 @@ def convolution(
     """Returns the convolution with TensorFlow's padding, "SAME" or "VALID"."""
     if padding == "VALID":
         return Convolution(strides, dilations, (0, 0), (0, 0))
-    # The output size is the image size over the stride, rounded up. If the number of zeros is odd,
-    # the extra zero is added at the end.
+    # The output size is the image size over the stride, rounded up. If the number of padding zeros
+    # is odd, the extra zero is added at the end.
     zeros = [
         max((-(-size // s) - 1) * s + (p - 1) * d + 1 - size, 0)
         for size, s, d, p in zip(image_size, strides, dilations, kernel_size)
@@ -138,8 +138,9 @@ def bias_gradient(output_gradient: tf.Tensor) -> tf.Tensor:
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
     """Returns a `pfor` converter that runs a convolution, or a gradient of it, for all clients.
 
-    The converter leaves two cases to TensorFlow: kernels that all clients share, which TensorFlow
-    converts well, and unsupported layouts, explicit padding, or images of unknown size.
+    The converter leaves two kinds of convolutions to TensorFlow: those whose kernel is the same for
+    all clients, which TensorFlow converts well, and those that are not supported here (other
+    layouts, explicit padding, or images of unknown size).
 
     Args:
         vectoriser: TensorFlow's module `pfor`.

@@ -38,10 +38,10 @@ class ClientCounts(NamedTuple):
 
     Attributes:
         contributed: 1 for a client with a positive weight.
-        zero_weight: 1 for a client with examples whose weight in this round's average is 0.
+        zero_weight: 1 for a client that has examples, but the weight 0 in this round's average.
         empty: 1 for a client without examples.
-        non_finite: 1 for a client with a non-finite update, weight or loss; all of its other output
-            became zeros.
+        non_finite: 1 for a client with a non-finite update, weight or loss; all other values of its
+            output were set to zero.
     """
 
     contributed: tf.Tensor
@@ -205,7 +205,8 @@ def training_bounds(
 
     def bounds(limits: ClientLimits) -> TrainingOutput:
         max_beta = limits.beta(float(limits.examples) if max_weight is None else max_weight)
-        # The server divides these sums: their ratio is the average update.
+        # The server divides the sum of weighted deltas by the sum of weights, which gives the
+        # average update.
         delta = Bound(max_beta * limits.update, signed=True, ratio="update")
         beta = Bound(
             max_beta,

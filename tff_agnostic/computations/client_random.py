@@ -4,9 +4,9 @@ TensorFlow's vectoriser (`pfor`) draws random numbers for one client after anoth
 operations accept a single seed. That suits a CPU. An accelerator must launch each of these small
 operations: dropout took 93% of the time of a round (50 clients, a CNN, an H200). This module
 implements the same generator, Philox4x32-10 (Salmon et al. 2011), as integer arithmetic on the
-seeds of all clients, which XLA compiles to one kernel. Each client gets the same bits as if
-TensorFlow drew its numbers alone. In shapes, G is the number of clients. Random words have 32 bits;
-int64 tensors hold words, or pairs of words.
+seeds of all clients, which XLA compiles to one kernel. Each client gets the same bits as from a
+TensorFlow operation with the client's seed. In shapes, G is the number of clients. Random words
+have 32 bits; int64 tensors hold words, or pairs of words.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def philox(counter: tuple[tf.Tensor, ...], key: tuple[tf.Tensor, ...]) -> tuple[
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # Each product's upper word is mixed into the other pair.
+        # The upper word of each pair's product is mixed into the other pair of counter words.
         (low0, high0), (low1, high1) = (
             words(value * tf.constant(by, tf.int64)) for value, by in zip((c0, c2), _MULTIPLIERS)
         )
@@ -168,7 +168,7 @@ def _in_one_kernel(fn: Callable[..., Any]) -> Any:
     return tf.function(fn, autograph=False, jit_compile=True)
 
 
-# Release functions before TensorFlow's modules, or Python prints errors at exit.
+# At exit, compiled functions must be deleted before TensorFlow's modules, or Python prints errors.
 atexit.register(_in_one_kernel.cache_clear)
 
 

@@ -59,8 +59,9 @@ class _VectorisedClients:
     is_vectorised = True
 
     def __call__(self, fn: Callable[..., Any], *args: Any) -> Any:
-        # Not `tf.vectorized_map`, which calls `pfor` too: to support arguments shared by all
-        # clients it copies every argument, and adds more operations than a step of many models.
+        # Call `pfor` directly instead of through `tf.vectorized_map`. To support arguments that all
+        # clients share, `tf.vectorized_map` copies every argument, which adds more operations to
+        # the graph than a training step of many models has.
         from tensorflow.python.ops.parallel_for.control_flow_ops import pfor
 
         num_clients = tf.shape(tf.nest.flatten(args)[0])[0]
@@ -214,7 +215,7 @@ class Clients:
         )
 
     def only(self, is_chosen: tf.Tensor) -> Clients:
-        """Returns the clients, in which unchosen clients have no examples.
+        """Returns the clients, but without the examples of clients that are not chosen.
 
         Args:
             is_chosen: Boolean scalar or [G].
@@ -277,7 +278,7 @@ def client_seeds(round_seed: tf.Tensor, clients: Clients) -> tf.Tensor:
 
 
 def client_hashes(seed: int, clients: Clients) -> tf.Tensor:
-    """Returns a hash of each client, int64: cheaper than its seed, from the same properties.
+    """Returns a hash of each client, int64, from the same properties as its seed, but cheaper.
 
     Args:
         seed: Number that distinguishes uses of the hashes.

@@ -23,7 +23,7 @@ from tff_agnostic.models.model import Examples, Model, ModelWeights
 _BATCH_SIZE = 256
 # Constant round number in the seeds of splits, so that splits are the same in all rounds.
 _NO_ROUND = -1
-# Number for the rounding of splits; example orders use numbers from 0.
+# Number that distinguishes the draw that rounds a split's size; orders of examples use 0 and above.
 _ROUNDING = -1
 
 
@@ -263,10 +263,10 @@ def add_at(total: tf.Tensor, domain_id: tf.Tensor, values: tf.Tensor) -> tf.Tens
 class Holdout:
     """Selects the examples that a client holds out of training.
 
-    A client with n examples holds out `share` n of them, rounded up or down at random so that the
-    mean is exact. It never holds out all: a client with a single example trains on it and measures
-    nothing. The random numbers are a hash of the run's seed, the client's number of examples, and
-    its first and last example, so the split is the same in every round.
+    A client with n examples holds out `share` n of them, rounded up or down at random, with a mean
+    of exactly `share` n. It never holds out all: a client with a single example trains on it and
+    measures nothing. The random numbers are a hash of the run's seed, the client's number of
+    examples, and its first and last example, so the split is the same in every round.
 
     Attributes:
         share: Fraction of held-out examples in [0, 1); with 0 no example is held out, and all are
@@ -298,7 +298,7 @@ class Holdout:
         kept_out = dataclasses.replace(
             clients,
             num_examples=num_kept_out,
-            # Bounds must depend on the capacity alone, as XLA needs static shapes.
+            # Compute bounds only from the capacity, as XLA needs static shapes.
             capacity=tf.minimum(min_kept_out + 1, _all_but_one(capacity)),
             order=drawn,
         )

@@ -85,8 +85,8 @@ class EvaluationOutput(NamedTuple):
         sums: Losses, counts and metric sums per domain.
         over_clients: The distribution over clients of "loss" and of each metric.
         by_size: Sums of "loss" and of each metric by client size.
-        clients: Number of clients that were evaluated, had no examples, or had non-finite values,
-            int64 scalars. Clients with non-finite values add to no other field.
+        clients: Numbers of clients that were evaluated, that had no examples, and that had
+            non-finite values, int64 scalars. Clients with non-finite values add to no other field.
         resampled: Bootstrap replicates: the `stacked` sums of m measures times each of the client's
             B weights, float32 [B, 2 m, p]; () without replicates.
         classes: Counts of predicted classes, a `ClassSums`; () if not counted.
@@ -374,11 +374,11 @@ class ChoiceOutput(NamedTuple):
     Attributes:
         models: The evaluation of each model.
         chosen: Evaluation of the model that the client chooses.
-        in_hindsight: Each measure's evaluation of the model that is best in this measure on the
-            client.
+        in_hindsight: Evaluation of each measure for the model that is the client's best in this
+            measure.
         num_choices: 1 for the chosen model, 0 for the others, int64 [r].
-        clients: Number of clients that chose, had too few examples to choose, or had non-finite
-            values, int64 scalars.
+        clients: Numbers of clients that chose, that had too few examples to choose, and that had
+            non-finite values, int64 scalars.
     """
 
     models: tuple[EvaluationOutput, ...]

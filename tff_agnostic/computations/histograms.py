@@ -68,14 +68,14 @@ def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: in
 
 @dataclasses.dataclass(frozen=True)
 class SizeGrid:
-    """Bins of client sizes: bin i has 2^i to 2^(i + 1) - 1 examples, the last bin also more."""
+    """Bins of client sizes: bin i is for 2^i to 2^(i + 1) - 1 examples; the last has no maximum."""
 
     num_bins: int = 24
 
     def holds(self, count: tf.Tensor) -> tf.Tensor:
         """Whether each bin contains `count`, boolean [num_bins]; no bin contains 0."""
         lower = self.lower()
-        # Compare, as a rounded logarithm of 2^i may be less than i.
+        # Compare with powers of two, as a computed logarithm of 2^i may be less than i.
         upper = np.append(lower[1:], np.iinfo(np.int64).max)
         count = tf.cast(count, tf.int64)
         return (count >= lower) & (count < upper)
@@ -101,7 +101,7 @@ def quantile(grid: Grid, counts: np.ndarray, q: float) -> float:
     total = int(counts.sum())
     if total == 0:
         return math.nan
-    # Round first: 0.7 * 10 is slightly less than 7, whose floor would be 6.
+    # Round before taking the floor, as a product such as 0.7 * 10 may be slightly less than 7.
     position = round(q * (total - 1), 6)
     below = math.floor(position)
     ranks = np.cumsum(counts)
@@ -117,9 +117,9 @@ def superquantile(
 ) -> float:
     """Returns the mean of the worst clients of a histogram, all with the same weight.
 
-    The worst `share` * n of n clients count, the client at the boundary with the remaining
-    fraction. The result is the conditional value at risk of the histogram. Its error, compared with
-    the clients' exact values, is at most the error of the grid.
+    The mean includes the worst `share` * n of n clients; if this is not a whole number, the last of
+    them counts with a fraction. The result is the conditional value at risk of the histogram. Its
+    error, compared with the clients' exact values, is at most the error of the grid.
 
     Args:
         counts: Number of clients in each bin, int [num_bins].

@@ -277,13 +277,13 @@ def play(
         functions: The server's functions.
         state: The state before the round.
         sum_step: (index of the step, message, client states, is_due) -> the sum over the cohort,
-            with the client states after the step. If not is_due, the sum is over no clients.
+            with the client states after the step. If is_due is false, the sum is over no clients.
 
     Returns:
         The state after the round, and its report.
     """
     message, progress = functions.start(state), RoundProgress()
-    # Client states after due steps (True) and after other steps (False).
+    # Client states of the steps that are due (True), and of the steps that are not (False).
     client_states: dict[bool, Any] = {True: (), False: ()}
     for k, step in enumerate(steps):
         is_due = step.step.is_due is None or bool(step.step.is_due(state.algorithm))

@@ -1,9 +1,9 @@
 """The server's update: weighted average, optimizer, and the columns that all algorithms report.
 
 Optimizers are pure functions of a state, the weights and the round's average update. They compute
-the same as `tff.learning.optimizers` of TFF 0.87 with the same keys in their states, so that runs
-can resume from checkpoints of TFF's optimizers. They need no TFF, and also support Nesterov
-momentum.
+the same steps as `tff.learning.optimizers` of TFF 0.87, and their states have the same keys, so
+that runs can resume from checkpoints of TFF's optimizers. They need no TFF, and also support
+Nesterov momentum.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class Process(NamedTuple):
 
     Attributes:
         learning_process: The TFF learning process that runs rounds.
-        steps: Each communication step alone, by name: (message at the server, client data) -> the
-            sum at the server. Client data are the examples, or pairs of examples and client state.
-            A round has no other communication.
+        steps: A computation for each communication step, by name: (message at the server, client
+            data) -> the sum at the server. Client data are the examples, or pairs of examples and
+            client state. A round has no other communication.
         round_: The round's functions.
     """
 

@@ -39,7 +39,7 @@ from tff_agnostic.computations.tff_process import (
 
 # The intrinsics of this package's secure sums. No other intrinsic is considered secure.
 SECURE_SUMS = frozenset({"federated_secure_sum_bitwidth", "federated_secure_modular_sum"})
-# Operations, and this package's functions by their names in graphs, that draw random numbers.
+# Random draws in graphs: types of operations, and names of this package's functions.
 _DRAWS = frozenset({"StatelessRandomNormalV2"})
 _DRAWING = re.compile(rf"__inference_{KEYSTREAM}_\d+")
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -142,9 +142,9 @@ def require_no_plain_sums(computation: tff.Computation) -> None:
 
 
 def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
-    # A value that is summed alone loses its name in the compiled form. The
-    # source still has the name if it selects the value from a client's
-    # result, as in `tff.federated_sum(result["loss"])`.
+    # If a sum has a single value, the value has no name in the compiled form. The source still has
+    # the name if it selects the value from a client's result, as in
+    # `tff.federated_sum(result["loss"])`.
     names: list[str] = []
 
     def visit(block: Any) -> tuple[Any, bool]:
@@ -204,7 +204,7 @@ def _in_two_results(computation: tff.Computation) -> tff.Computation:
     @tff.federated_computation(server_type, client_type)
     def with_state(server_value: Any, client_data: Any) -> Any:
         output = computation(server_value, client_data)
-        # A step with a TFF aggregator also returns the aggregator's next state.
+        # A step with a TFF aggregator has two results: the sum, and the aggregator's next state.
         return server_value, tff.federated_zip(output) if has_several else output
 
     return with_state
@@ -284,7 +284,7 @@ def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
 def _secrets(graph: tf.Graph, round_: Round, arguments: tuple[Any, ...]) -> list[tf.Tensor]:
     num_arguments = len(tf.nest.flatten(arguments))
     state, *rest = tf.nest.pack_sequence_as(arguments, graph.inputs[:num_arguments])
-    # Consider the states before the round, and the states after its earlier steps.
+    # Secrets are in aggregation states from before the round, and in those after its earlier steps.
     states = [*enumerate(state.aggregations)]
     states += [*enumerate(rest[0].aggregations)] if rest else []
     return [

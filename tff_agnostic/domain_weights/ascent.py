@@ -104,7 +104,7 @@ def chi2(mu: float, sign: int = PENALTY) -> Slope:
 
 
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-    """Returns the pi with maximum sum_i pi_i L_i, 0 <= pi_i <= b_i, and the given total.
+    """Returns the pi that maximises sum_i pi_i L_i, with 0 <= pi_i <= b_i and the given total.
 
     For losses above a threshold pi_i is b_i, for losses below it 0. Equal losses at the threshold
     share the rest in proportion to b. If sum_i b_i is less than the total, b is scaled up first.
@@ -256,7 +256,7 @@ class LambdaPlayer(Options):
         if len(numbers) != num_domains:
             expected = f"{num_domains} numbers, one per domain"
             raise self.error("baselines", expected, Verbatim(len(numbers)))
-        # Treat baselines of 0 as none, as they would clip losses at 0.
+        # If all baselines are 0, return None: with them, negative losses would be clipped to 0.
         return numbers if any(numbers) else None
 
 
@@ -376,7 +376,8 @@ class LambdaAscent:
     ) -> tf.Tensor:
         keeps_weights = keeps_unknown and isinstance(self.lambda_set, Simplex)
         if keeps_unknown and not keeps_weights:
-            # Other sets allow no single frozen weight, so an unknown loss counts as the mean loss.
+            # Only a simplex allows freezing single weights. In other sets, an unknown loss counts
+            # as the mean loss.
             weights = self.mixture(coordinates) * tf.cast(has_loss, tf.float32)
             mean = tf.math.divide_no_nan(tf.reduce_sum(weights * losses), tf.reduce_sum(weights))
             losses = tf.where(has_loss, losses, mean)

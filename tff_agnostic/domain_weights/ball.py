@@ -1,7 +1,7 @@
 """Mixtures near the training mixture: chi2(lambda || m_bar) <= rho.
 
-The generalisation bound of Mohri et al. 2019 (section 3) uses this distance: its skewness, the
-maximum of chi2(lambda || m_bar) + 1 over the set, is at most rho + 1.
+The generalisation bound of Mohri et al. 2019 (section 3) uses this distance: the skewness of a set,
+which is the maximum of chi2(lambda || m_bar) + 1 over the set, is at most rho + 1 here.
 
 In a projection, the ball's constraint becomes a term with a multiplier mu. At the right mu the
 solution x(mu) is on the ball's surface. As mu grows, chi2 falls, so bisection finds mu. All

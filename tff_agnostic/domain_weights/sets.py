@@ -27,7 +27,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import OptionError, Options, Verbatim, Within
 
 _TOLERANCE = 1e-6
-# Wider gaps between coordinates do not matter, as the range of a coordinate is 1.
+# Wider gaps between coordinates have the same effect, as a coordinate of a result is at most 1.
 _WIDE_GAP = 2.0
 _SUM_TOLERANCE = 1e-3
 

@@ -120,7 +120,7 @@ class FactorySum(PlacedAggregation):
         return weight.public_sum / (self.expected_clients * weight.contributing)
 
     def for_steps(self, bounds: Sequence[Any]) -> tuple[FactorySum, ...]:
-        """Returns itself for each communication step; raises a `UserError` without any update."""
+        """Returns itself for each step; raises a `UserError` if no step has an update."""
         if not any(map(_updates_in, bounds)):
             raise UserError(
                 "aggregators of TFF average model updates: expected an algorithm whose clients "

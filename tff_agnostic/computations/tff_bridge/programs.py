@@ -221,10 +221,11 @@ class ClientSource(tff.program.FederatedDataSource):
 
 
 class _ClientIterator(tff.program.FederatedDataSourceIterator):
-    """Iterates over cohorts; its saved state is the cohort's index and the key of its source.
+    """Iterates over cohorts; it saves the next cohort's index and the key of the source.
 
-    A program copies the iterator, or restores it from bytes. Neither contains clients: they come
-    from the source with the same key that last created an iterator in this process.
+    A program copies the iterator, or restores it from bytes. Neither the copy nor the bytes contain
+    clients. Clients come from a `ClientSource` in this process that has the same key; if there are
+    several, from the one that created an iterator last.
     """
 
     sources: ClassVar[dict[bytes, ClientSource]] = {}
