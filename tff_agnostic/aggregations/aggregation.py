@@ -51,7 +51,7 @@ class ClientLimits(Options):
     Attributes:
         examples: Maximum number of a client's examples; if a client has more, the first ones are
             used.
-        loss: Bound of an example's loss; sums of losses also have the lower bound 0.
+        loss: Upper bound of an example's loss; the lower bound of sums of losses is 0.
         update: Bound of a coordinate of a client's model delta.
         weight: Bound of a client's weight. If not given, it is 10 if weights are fractions of a
             round, and the bound of examples if weights count examples.
@@ -152,7 +152,7 @@ class Aggregation:
     """Sums named tuples of tensors over a cohort; bounds have the structure of the values.
 
     The defaults are a plain sum, without state or secrets. Equal aggregations behave equally, so
-    they share traces.
+    work with them is traced once.
 
     Attributes:
         name: Name in the registry.
@@ -203,7 +203,7 @@ class Aggregation:
         return self
 
     def exact(self: _Sum) -> _Sum:
-        """Returns the aggregation, but with float64 instead of float32 sums of real values."""
+        """Returns the aggregation, but with real values summed in float64 instead of float32."""
         return self
 
     def initialize(self, bounds: Any) -> Any:

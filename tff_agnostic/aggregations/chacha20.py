@@ -131,5 +131,5 @@ def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
 
 def _turned(row: tf.Tensor, places: int) -> tf.Tensor:
     """Rotates a row of words to the left by `places`."""
-    # On few blocks this is milliseconds faster than `tf.roll`.
+    # For a few blocks, this is milliseconds faster than `tf.roll`.
     return tf.gather(row, [(k + places) % 4 for k in range(4)])

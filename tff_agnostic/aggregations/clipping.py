@@ -197,8 +197,8 @@ def _jointly_clipped(
 
     Group g is the component v_g = sqrt(w_g) x_g / c_g of a vector v, which is scaled to a norm of
     at most sqrt(sum_g w_g). Noise z on v equals noise z c_g / sqrt(w_g) on x_g, as when each group
-    is clipped alone. If all groups are within their bounds, nothing changes. A group beyond its
-    bound may also stay unchanged if other groups are below their bounds.
+    is clipped separately. If all groups are within their bounds, nothing changes. A group beyond
+    its bound may also stay unchanged if other groups are below their bounds.
     """
     square = rounding = tf.constant(0.0, tf.float64)
     for part in parts:
@@ -285,8 +285,8 @@ def budget_shares(groups: Iterable[Group], update_share: float) -> tuple[float, 
 
     Args:
         update_share: Share of all updates together. Updates divide it equally; the other groups
-            divide the rest equally. A round with only updates, or only others, gives them the
-            entire budget.
+            divide the rest equally. If a round has only updates, or only other groups, these get
+            the entire budget.
     """
     kinds = [group.is_update for group in groups]
     num_updates = sum(kinds)

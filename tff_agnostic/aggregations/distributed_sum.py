@@ -141,7 +141,7 @@ class DistributedDpSum(PrivateAggregation):
         """Returns the codec of each group of an output.
 
         Args:
-            values: The flattened output, or its residues, or the specs of either.
+            values: The flattened output or its residues, as values or as specs.
         """
         pairs = zip(self.groups(bounds), self.noise_factors(bounds))
         return tuple(
@@ -185,7 +185,7 @@ class DistributedDpSum(PrivateAggregation):
         return Integers(tf.nest.pack_sequence_as(released, sent), padding, num_clients)
 
     def _silent(self, client: ClientFacts) -> tf.Tensor:
-        """On a client: returns the number of silent clients that it represents; 0 for none."""
+        """On a client: returns the number of silent clients in its entry; 0 if it trains."""
         silent: tf.Tensor = client.place.silent
         return silent
 

@@ -312,8 +312,9 @@ def alias_columns(counts: list[int], in_column: int) -> tuple[list[int], list[in
         in_column: Number of choices per column. Each value has one column.
 
     Returns:
-        For each column: the number of choices of its own value, and the value of the other choices;
-        the column's own value if there are no others.
+        Two lists with an entry per column: the number of choices that have the column's own value,
+        and the value of the remaining choices. If none remain, the second is the column's own value
+        as well.
     """
     remaining = list(counts)
     others = list(range(len(remaining)))

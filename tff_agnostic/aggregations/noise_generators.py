@@ -13,7 +13,7 @@ yield values that it cannot yield for another sum, so that low bits distinguish 
 indistinguishable (Mironov 2012). Its tail is too short: a float32 Box-Muller transform yields no
 number beyond 5.68 standard deviations. Here, only integer numbers of steps are released:
 
-- The sum is rounded to the grid: a number x becomes r = round(x / g), g the step.
+- The sum is rounded to the grid: a number x becomes r = round(x / g), where g is the step.
 - The noise is an integer: a normal number of standard deviation s = `DEVIATION`, rounded. The sum
   of r and the noise is released; all further values are computed from it.
 - The privacy account is the Gaussian mechanism's: adding rounded noise to an integer is the same as
@@ -90,8 +90,8 @@ _WORD_BYTES = 8
 #
 # The other two words are a 64-bit number. For the server's noise it is the index of the release or
 # of the tree's node. For a client's draws it is 2^32 times the index of the release, plus the
-# client's place in its cohort. So no two draws with the same key share a nonce. A step draws all
-# values from one stream, whose block counter starts at 0 and stays below 2^32. Evaluations and
+# client's place in its cohort. So no two draws with the same key have the same nonce. A step draws
+# all values from one stream, whose block counter starts at 0 and stays below 2^32. Evaluations and
 # cohorts have separate keys.
 _USE_SHIFT, _EXCHANGE_SHIFT, _MAX_EXCHANGES = 24, 8, 2**16
 _SERVER_USE, _CLIENT_USE = 1, 2

@@ -224,7 +224,7 @@ class PrivateAggregation(Aggregation):
         name: Name in the registry.
         expected_clients: Expected number of clients of a round; public.
         noise_key: Secret numbers of the generator; ignored by equality.
-        noise_multiplier: Noise multiplier z; also ignored by equality.
+        noise_multiplier: Noise multiplier z; ignored by equality, like the key.
         exchange: Index of the communication step in its round.
         shares: Share of a round's budget for each group of the step; empty if it is the only step.
         absent_below: Threshold for denominators, such as a domain's number of examples: below this

@@ -88,9 +88,9 @@ def named(
     expected weight of a client.
 
     Args:
-        limited: Limits of the sums of all other values.
-        run_options: Options of the run's aggregation. If it is secure, the sums of all other values
-            use these options, and rounds with other sums are rejected.
+        limited: Options that limit all values except updates, which are summed separately.
+        run_options: Options of the run's aggregation. If it is secure, sums of all values except
+            updates use these options, and rounds with sums that are not secure are rejected.
         expected_clients: Expected number of clients per round.
     """
     only_secure = isinstance(run_options, SecureSumOptions)
@@ -133,7 +133,7 @@ class UpdateAggregatorSpec:
 
     Attributes:
         kind: Class of the TFF aggregator; None if the run's aggregation sums the updates.
-        options: Options of the sums of all other values; they become flags.
+        options: Options of the sums of all values except updates; they become flags.
     """
 
     kind: Optional[type[Options]]

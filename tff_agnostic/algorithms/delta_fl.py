@@ -147,7 +147,7 @@ class LevelOutput(NamedTuple):
     Attributes:
         delta: (w_t - w_k) times `weight`, with the structure of the trainable weights.
         weight: The client's weight alpha_k times the fraction that counts, float32 scalar.
-        answer: The client's answer for the next threshold; () after a survey.
+        answer: The client's answer for the next threshold; () if thresholds come from surveys.
     """
 
     delta: list[tf.Tensor]
@@ -361,7 +361,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
         def kept_share(r: core.RoundView) -> tf.Tensor:
             total = tf.cast(threshold.total(*answers(k, *r.sums)), tf.float32)
             kept = tf.math.divide_no_nan(r.sums[-1].levels[k].weight, total)
-            # Without a survey the server does not learn the cohort's weight.
+            # Without a survey, the server does not learn the cohort's weight.
             return tf.where(has_survey(r.before), kept, np.nan)
 
         name = _name(options.theta[k])

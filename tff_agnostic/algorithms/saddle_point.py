@@ -110,8 +110,8 @@ def optimistic_step(
 ) -> tuple[list[tf.Tensor], tf.Tensor, LastGradients]:
     """Returns the directions 2 g_{t-1} - g_{t-2} (appendix F.3), and the next `LastGradients`.
 
-    In the first step, and at a domain's first loss, the direction is g_{t-1}. A domain without a
-    loss keeps its previous gradient, which no later step has compensated.
+    In the first step, and at a domain's first loss, the direction is g_{t-1}. For a domain without
+    a loss, the gradient of its last loss is kept, as no step has subtracted it yet.
 
     Args:
         last: Gradients g_{t-2} of both players.

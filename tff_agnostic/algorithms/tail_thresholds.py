@@ -257,7 +257,7 @@ def exact_share(quantile: Quantile) -> tf.Tensor:
     """Returns the fraction that clients at the quantile keep, so that theta of the weight counts.
 
     Let the distribution pi maximise sum_k pi_k F_k subject to pi_k <= alpha_k / theta. Then pi_k is
-    alpha_k / theta above the quantile, and clients at the quantile share the rest.
+    alpha_k / theta above the quantile, and clients at the quantile divide the rest.
     """
     left = tf.where(quantile.left > quantile.rounding, quantile.left, 0.0)
     share = tf.minimum(tf.math.divide_no_nan(left, quantile.inside), 1.0)
@@ -448,7 +448,7 @@ class _Smoothed(_HistogramThreshold):
     nu: float
 
     def initial(self) -> tf.Tensor:
-        # At -nu all clients count in full, as no loss is below 0.
+        # At eta = -nu, all clients count in full, as no loss is below 0.
         return tf.constant(-self.nu)
 
     def share(self, eta: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
@@ -458,7 +458,7 @@ class _Smoothed(_HistogramThreshold):
         return smoothed_eta(answers[0], self.theta, self.nu)
 
     def unordered(self, loss: float, mean_loss: float) -> str:
-        # At -nu all losses of at least 0 count in full.
+        # At eta = -nu, all losses of at least 0 count in full.
         is_off = loss < -1.01 * self.nu or loss > GRID.upper - 2 * self.nu
         return _OFF_GRID if is_off else ""
 

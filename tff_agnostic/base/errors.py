@@ -47,5 +47,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def agreeing(number: int, one: str, several: str) -> str:
-    """Returns `one` for the number 1 and `several` for others, such as "has" and "have"."""
+    """Returns `one` for the number 1, otherwise `several`, such as "has" and "have"."""
     return one if number == 1 else several

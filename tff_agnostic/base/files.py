@@ -181,7 +181,7 @@ def finite_or_none(value: float) -> Optional[float]:
 
 
 def named_path(where: str, text: str) -> Path:
-    """Returns the path that a user gave; errors name the place `where`, such as "--output_dir"."""
+    """Returns a user's path; `where` is the place to name in errors, such as "--output_dir"."""
     if not text:
         raise UserError(f"{where}: expected a path, found an empty one")
     if "\0" in text:
@@ -214,7 +214,7 @@ def open_file(path: Path, what: str) -> IO[bytes]:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # Without this flag opening a pipe blocks until a writer opens it.
+    # Without this flag, opening a pipe blocks until another process opens it to write.
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -561,7 +561,7 @@ def claimed_folder(parent: Path, name: str) -> Path:
 
 
 def _newest_used(parent: Path, name: str) -> Optional[Path]:
-    """Returns the newest numbered folder with files; None without one."""
+    """Returns the newest numbered folder that has files; None if there is none."""
     numbered = _numbered(parent, name)
     with write_errors(parent):
         used = [n for n, path in numbered.items() if path.is_dir() and any(path.iterdir())]

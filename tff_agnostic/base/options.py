@@ -154,7 +154,7 @@ class Options:
         Args:
             field: Name of the field.
             expected: Description of the valid values.
-            value: The invalid value; None for the field's value.
+            value: The invalid value; None to use the field's value.
         """
         value = getattr(self, field) if value is None else value
         return OptionError(field, expected, value, type(self))

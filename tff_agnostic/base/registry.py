@@ -14,7 +14,7 @@ _MIN_SIMILARITY = 0.6
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A read-only mapping from names to entries; failed look-ups list the valid names.
+    """A read-only mapping from names to entries; the error for an unknown name lists all names.
 
     Args:
         kind: Noun for an entry in messages, such as "task".
@@ -32,7 +32,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._entries[name]
 
     def given(self, where: str, name: str) -> T:
-        """Returns the entry that a user chose; errors name the place `where`, such as "--task"."""
+        """Returns a user's choice; `where` is the place to name in errors, such as "--task"."""
         try:
             return self[name]
         except UserError as e:

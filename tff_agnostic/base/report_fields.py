@@ -47,7 +47,7 @@ class ReportField:
         needs_examples: Whether the value is undefined for a domain without examples in the round.
         role: Role in one-line summaries of rounds; each role except NONE belongs to at most one of
             a run's quantities.
-        is_drawn: Whether reports plot the value over the rounds, with a curve per domain.
+        is_drawn: Whether a report has a plot of the value over the rounds, with a curve per domain.
     """
 
     name: str

@@ -310,7 +310,7 @@ class UserImports(MetaPathFinder):
         path: Optional[Sequence[str]],
         target: Optional[types.ModuleType] = None,
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        """Finds the submodules of the package; part of Python's import system."""
+        """Finds the submodules of the package; Python's import system calls this method."""
         if not fullname.startswith(f"{self.package}."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)

@@ -114,8 +114,8 @@ def ensemble(
     """Returns the ensemble of predictors with the inputs and outputs of a model.
 
     Args:
-        model: Model that defines inputs and metrics; also the predictors' architecture if
-            `architectures` is None.
+        model: Model that defines inputs and metrics and, if `architectures` is None, the
+            predictors' architecture.
         predictors: Weights of each predictor; at least one predictor.
         names: Names of the predictors; numbers if empty.
         loss: Name in `MIXTURE_LOSSES`. None for the log loss if outputs are distributions, and for
@@ -202,7 +202,7 @@ class OutputKind(NamedTuple):
     """A kind of predictions.
 
     Attributes:
-        matches: Whether a model with a given loss has such predictions.
+        matches: Whether a model with a given loss has predictions of this kind.
         members: (storage of the predictors, loss of the task's model) -> the predictors' family.
         are_models: Whether predictors are models with inputs, whose architectures may differ.
     """

@@ -31,7 +31,7 @@ _FLOAT_BYTES = 4
 
 
 class PredictorFamily(Protocol):
-    """A family of predictors, implemented as a frozen dataclass: equal families share traces.
+    """A family of predictors, a frozen dataclass: work with equal families is traced once.
 
     Attributes:
         are_densities: Whether outputs, and therefore their mixtures, are distributions.

@@ -24,7 +24,7 @@ from tff_agnostic.models.metrics import is_word
 class Outputs(abc.ABC):
     """Outputs of C predictors on n examples; n is 1 if the outputs do not depend on the example.
 
-    For sentences an example has T predictions: results have an axis of T after the axis of
+    For sentences, an example has T predictions: results have an axis of T after the axis of
     examples, which `per_example` reduces.
     """
 
@@ -136,7 +136,7 @@ class WordOutputs(Outputs):
     expected_length: Optional[float] = None
 
     def agreements(self, labels: tf.Tensor) -> tf.Tensor:
-        """See `Outputs`, float32 [n, T, C]; 1 at padding, whose logarithm is 0."""
+        """See `Outputs`, float32 [n, T, C]; 1 at padding, so that its log loss is 0."""
         return tf.stack([at_words(value, labels) for value in self.values], axis=2)
 
     def products(self, weights: tf.Tensor) -> tf.Tensor:
@@ -188,7 +188,7 @@ def as_columns(values: tf.Tensor) -> tf.Tensor:
 
 
 class MixtureTerms(NamedTuple):
-    """Terms on which a mixture's loss at an example depends; for sentences with an axis of T.
+    """Terms on which a mixture's loss at an example depends; sentences add an axis of T.
 
     Attributes:
         agreement: <h(x_j), y_j>, float32 [n].

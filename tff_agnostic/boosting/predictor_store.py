@@ -63,7 +63,7 @@ class Architecture:
 
 
 class PredictorStore(Protocol):
-    """Storage of q predictors, implemented as a frozen dataclass: equal stores share traces."""
+    """Storage of q predictors, a frozen dataclass: work with equal stores is traced once."""
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
         """Returns the arrays that contain all predictors, from each predictor's weights."""

@@ -200,8 +200,8 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictor
 def centred(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictors) -> tf.Tensor:
     """Returns 1_k / gamma_k (1 + g_k), for the log loss, where sum_k alpha_k (1 + g_k) = 0.
 
-    For the log loss all g_k are about -1. Steps ignore such a common offset; masked by 1_k,
-    however, the offset would reward the sampled predictors.
+    For the log loss all g_k are about -1. Steps ignore such a common offset. If it were masked by
+    1_k, however, it would reward the sampled predictors.
     """
     del squared_norms
     return (1.0 + gradients) * (sent.is_sampled / sent.gamma)

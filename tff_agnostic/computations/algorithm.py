@@ -122,8 +122,8 @@ class CommunicationStep:
         keeps_client_state: Whether clients replace their state for the later steps of the round;
             `client_work` then returns a `ClientResult`.
         bytes_per_example: Bytes of the broadcast that a client reads per example, if clients only
-            look up rows of tables in it; None if they use the complete broadcast, such as a model's
-            weights. Runtimes decide by this number whether to vectorise clients.
+            look up rows of the broadcast's tables; None if they use the complete broadcast, such as
+            a model's weights. Runtimes decide by this number whether to vectorise clients.
         is_due: state -> whether the round includes the step, a boolean scalar; None if every round
             includes it. A step that is not due has the sum over no clients, and leaves client
             states unchanged. Rounds in TFF always include all steps, so `finish` must itself ignore

@@ -224,7 +224,7 @@ def _convert_image_gradient(operands: _Operands) -> Optional[tf.Tensor]:
 
 
 def _convert_bias_gradient(operands: _Operands) -> Optional[tf.Tensor]:
-    # For other layers TensorFlow's bias gradient is fast, as it sums few terms.
+    # For other layers, TensorFlow's bias gradient is fast, as it sums few terms.
     if not operands.has_channels_last or operands.shape(0).rank != 4:
         return None
     return bias_gradient(operands.with_clients(0))

@@ -101,7 +101,7 @@ def whole_numbers(key: tf.Tensor, counter: tf.Tensor, count: tf.Tensor) -> tf.Te
 def converter(vectoriser: Any, name: str) -> Callable[[Any], Any]:
     """Returns a `pfor` converter that draws the numbers of all clients at once.
 
-    For other dtypes, and for operations with a named generator, it raises
+    For other dtypes, and for operations with a named generator, the converter raises
     `ConversionNotImplementedError`, after which TensorFlow converts the operation.
 
     Args:

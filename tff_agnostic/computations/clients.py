@@ -83,8 +83,8 @@ class ClientArrays(NamedTuple):
     """Arguments of traced client work: clients with concatenated examples.
 
     Attributes:
-        examples: Columns "x", "y" and "domain_id" of all clients, concatenated; for vectorised
-            clients with one additional row, which belongs to no client.
+        examples: Columns "x", "y" and "domain_id" of all clients, concatenated. For vectorised
+            clients, an additional row belongs to no client.
         first_row: Row of each client's first example, int32: a scalar for one client, [G] for G
             vectorised clients.
         num_examples: Number of examples of each client, in the shape of `first_row`.
@@ -247,7 +247,7 @@ class Clients:
     def end_rows(self) -> tf.Tensor:
         """Returns the rows of each client's first and last example, int32 [G, 2].
 
-        For a client without examples both are the row where its examples would start. Without any
+        For a client without examples, both are the row where its examples would start. Without any
         rows the result is [0, 2].
         """
         first = tf.reshape(self.first_row, [-1, 1])

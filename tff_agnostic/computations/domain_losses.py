@@ -282,7 +282,7 @@ class Holdout:
         return self.share > 0
 
     def split(self, clients: Clients) -> tuple[Clients, Clients]:
-        """Returns the clients with their held-out examples, and with their training examples.
+        """Returns the clients twice: with their held-out, and with their training examples.
 
         The training examples keep their order.
         """

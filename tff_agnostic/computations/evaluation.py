@@ -180,7 +180,7 @@ class Measurement:
     """A federated evaluation of one or several models, in one communication step.
 
     Attributes:
-        step: The communication step; it broadcasts its state, the measured model.
+        step: The communication step; its state is the measured model, which it broadcasts.
         measured_spec: Spec of the measured model, a structure of `tf.TensorSpec`.
         client_data_spec: Spec of a client's examples.
     """
@@ -330,7 +330,7 @@ class OutcomeCounts(NamedTuple):
 def count_outcomes(
     nothing: tf.Tensor, clients: Clients, *, num_domains: int, num_outcomes: int
 ) -> OutcomeCounts:
-    """Client work: counts the labels of each client's examples, in [0, num_outcomes)."""
+    """Client work: counts each client's examples by label, an integer in [0, num_outcomes)."""
     del nothing
     positions = tf.range(clients.capacity)
     batch, counted = clients.take(positions), clients.has(positions)
@@ -425,8 +425,8 @@ def _choose(
     num_chosen_by: tf.Tensor,
     num_rest: tf.Tensor,
 ) -> ChoiceOutput:
-    # All models have the same examples, so the smallest sum has the smallest mean. Of tied models
-    # the first, the main model, is chosen.
+    # All models have the same examples, so the smallest sum has the smallest mean. If models tie,
+    # the first of them is chosen, so the main model has priority.
     choice = _first_best(tf.stack(losses), higher_is_better=False)
     is_finite = all_finite([losses, [[s.losses, s.metric_sums] for s in sums]])
     has_examples = (num_chosen_by > 0) & (num_rest > 0)

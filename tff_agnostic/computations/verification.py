@@ -385,7 +385,7 @@ def check_process(aggregation: Aggregation, process: Process) -> Optional[Securi
     """Checks the guarantees of an algorithm's rounds in TFF; see `check_guarantees`.
 
     A round with one step is compiled completely. TFF's form does not support several steps, so each
-    step is compiled alone, and the round's source is searched for other communication.
+    step is compiled separately, and the round's source is searched for other communication.
     """
     _check_round(aggregation, process.round_)
     if aggregation.guarantees <= ROUND_CHECKS.keys():

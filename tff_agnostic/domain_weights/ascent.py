@@ -106,8 +106,9 @@ def chi2(mu: float, sign: int = PENALTY) -> Slope:
 def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """Returns the pi that maximises sum_i pi_i L_i, with 0 <= pi_i <= b_i and the given total.
 
-    For losses above a threshold pi_i is b_i, for losses below it 0. Equal losses at the threshold
-    share the rest in proportion to b. If sum_i b_i is less than the total, b is scaled up first.
+    If the loss L_i is above a threshold, pi_i is b_i; if it is below, pi_i is 0. Domains whose loss
+    is the threshold get the rest in proportion to b. If sum_i b_i is less than the total, b is
+    scaled up first.
 
     Args:
         losses: Losses L of the domains, float [p].
@@ -120,7 +121,7 @@ def worst_within(losses: tf.Tensor, largest: tf.Tensor, total: tf.Tensor) -> tf.
     order = tf.argsort(losses, direction="DESCENDING", stable=True)
     descending = tf.gather(losses, order)
     is_new = tf.concat([[0], tf.cast(descending[1:] < descending[:-1], tf.int32)], axis=0)
-    # Rank of each loss; equal losses share a rank.
+    # Rank of each loss; equal losses have the same rank.
     ranks = tf.scatter_nd(order[:, tf.newaxis], tf.cumsum(is_new), [p])
     rank_totals = tf.math.unsorted_segment_sum(largest, ranks, p)
     above = tf.cumsum(rank_totals, exclusive=True)
@@ -362,7 +363,7 @@ class LambdaAscent:
         point = coordinates + rate * gradient
         if is_free is None:
             return self.lambda_set.project(point)
-        # The free weights of the simplex share the total that frozen weights leave.
+        # On the simplex, the sum of the free weights is the total that frozen weights leave.
         total = tf.reduce_sum(tf.where(is_free, coordinates, 0.0))
         return project_to_simplex(point, total, is_free)
 
@@ -393,7 +394,7 @@ class LambdaAscent:
         updated = self._updated(coordinates, gradient, rate, has_loss if keeps_weights else None)
         is_positive = updated > 0
         if keeps_weights:
-            # Free weights share their previous total in the proportions of their updated values.
+            # Scale the updated free weights to the total that they had before.
             present = tf.cast(has_loss, coordinates.dtype)
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)
@@ -430,7 +431,7 @@ def lambda_ascent(
             expected = f"{p} numbers, one per domain"
             raise options.error("initial", expected, Verbatim(weights.size))
     elif not isinstance(options.set, BallSet) and not isinstance(options.update, Cvar):
-        # For CVaR start from the training mixture, which every level allows.
+        # For CVaR, start from the training mixture, which every level allows.
         weights = np.full([p], 1.0 / p)
     if np.any(weights < 0) or abs(weights.sum() - 1) > _SUM_TOLERANCE:
         problem = Verbatim(f"{weights.tolist()}, which sum to {weights.sum():g}")

@@ -197,7 +197,8 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
         total, slope = x_and_slope(nu)
         return step + 1, nu + (total - 1.0) / slope
 
-    # At this nu one x_i is 1, so the sum is at least 1: from here Newton's steps do not overshoot.
+    # At this nu, one x_i is 1, so the sum is at least 1: from here, Newton's steps do not
+    # overshoot.
     lowest = tf.reduce_max(tf.where(is_positive, log_y - k, -np.inf))
     _, nu = tf.while_loop(lambda step, _: step < _NEWTON_STEPS, newton, (tf.constant(0), lowest))
     x = tf.where(is_positive, _solve_x_plus_log_x(log_y - nu, k), 0.0)
@@ -207,7 +208,7 @@ def _entropic(point: tf.Tensor, center: tf.Tensor, mu: tf.Tensor) -> tf.Tensor:
 def _solve_x_plus_log_x(a: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     """Returns the solution x of log x + k x = a: exp(a) for k = 0, W(k exp(a)) / k otherwise.
 
-    With u = log x the equation is u + k exp(u) = a, whose left side is convex and increasing:
+    With u = log x, the equation is u + k exp(u) = a, whose left side is convex and increasing:
     Newton's steps from the right of the root do not overshoot.
     """
     beyond = a + tf.math.log(tf.maximum(k, np.finfo(np.float64).tiny))

@@ -1,8 +1,9 @@
 """Excess losses: lambda follows L_k - b_k, the loss of domain k beyond its own baseline b_k.
 
 If domains differ in difficulty, the largest loss does not show where a model is worst: a domain
-with random labels has the largest loss with any model. If b_k is near the minimum loss of such
-models on domain k, the excess is the domain's regret, and the worst mixture maximises the regret.
+with random labels has the largest loss with any model. If b_k is near the minimum loss that the
+model can have on domain k, the excess is the domain's regret, and the worst mixture maximises the
+regret.
 Sources: "minimax regret" of Agarwal and Zhang 2022, "Minimax Regret Optimization for Robust Machine
 Learning under Distribution Shift"; Xie et al. 2023, "DoReMi", section 2, which clips the excess at
 0. AgnosticFedAvg has b = 0.
@@ -18,8 +19,8 @@ from typing import Optional
 from tff_agnostic.base.later import tf
 
 TRAINING, HELDOUT = "training", "heldout"
-# Baselines computed from the training clients: losses of a model trained on each domain alone, or
-# of the best constant predictor.
+# Baselines computed from the training clients: for each domain, the loss of a model trained only on
+# it, or of the best constant predictor.
 OWN, TRIVIAL = "own", "trivial"
 
 

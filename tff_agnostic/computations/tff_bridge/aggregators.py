@@ -34,7 +34,7 @@ class _Summand(NamedTuple):
 
     Attributes:
         updates: Values and client weight of each update in the output.
-        others: Encoded other values, for the secure sum.
+        others: Encoding of all other values, for the secure sum.
     """
 
     updates: tuple[Any, ...]
