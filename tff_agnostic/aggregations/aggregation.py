@@ -123,7 +123,7 @@ class Bound:
 
 
 class FederatedSums(Protocol):
-    """Sums over clients in a federated computation; TFF's are in `tff_process.TffSums`.
+    """Sums over clients in a federated computation; `tff_process.TffSums` implements them.
 
     An aggregation calls the sums that it needs. Arguments are placed at the clients, sums at the
     server.

@@ -206,7 +206,7 @@ class DistributedDpSum(PrivateAggregation):
         return sums.joined(Integers(summed[0], summed[1], num_clients))
 
     def bit_widths(self, spec: Integers, bounds: Any) -> Any:
-        """Returns the bit width of each value; for residues the bit width of their sum.
+        """Returns the bit width of each value; for residues, the bit width of their sum.
 
         Args:
             spec: Specs of a client's submission.

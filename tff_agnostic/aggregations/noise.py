@@ -157,7 +157,7 @@ def skellam(
 
     Args:
         words: Random 64-bit words, int64 [`skellam_words` of the first variance].
-        variances: Variances to choose from, in ascending order. Of several variances the last one
+        variances: Variances to choose from, in ascending order. If there are several, the last one
             must fit a table.
         which: Index of the noise's variance, an integer scalar; None if there is a single variance.
     """

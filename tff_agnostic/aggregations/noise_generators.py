@@ -62,8 +62,8 @@ _TIE_BITS = 64 - _DIGITS * _COLUMN_BITS
 # The standard deviation s of `whole_gaussian`: about 2^28.7.
 DEVIATION = _DIGIT_DEVIATION * math.sqrt(sum(_BASE ** (2 * k) for k in range(_DIGITS)))
 # Bound of the total variation distance between a drawn number and the accounted noise. In each
-# of three digits, 2^15 probabilities are rounded to multiples of 2^-98, and the value 0 takes up
-# the sum of errors.
+# of three digits, 2^15 probabilities are rounded to multiples of 2^-98, and the probability of 0
+# makes up for the sum of their errors.
 VARIATION = 2.0**-82
 # Maximum number of values in a release, and in any TensorFlow tensor.
 MAX_VALUES = 2.0**31
@@ -71,7 +71,7 @@ MAX_VALUES = 2.0**31
 WORDS = 1 + _DIGITS
 # Maximum noise multiplier of a group: `_stretch` is then at most 2, even for `MAX_VALUES`.
 MAX_MULTIPLIER = 4096.0
-# Values are clipped to this multiple of their group's bound, more than a sum over clients attains.
+# Values are clipped to this multiple of their group's bound, which no sum over clients attains.
 _MAX_CLIENTS = 2.0**24
 # Rounding error of two clipped float64 values, as a multiple of their group's bound. Each value is
 # rounded four times to within a relative 2^-53: in a conversion, a division, a multiplication, and
@@ -166,7 +166,7 @@ def with_noise(
             rounded = tf.round(tf.math.divide_no_nan(value, step))
             whole = tf.cast(tf.clip_by_value(rounded, -_LARGEST, _LARGEST), tf.int64)
             on_grid = step * tf.cast(whole + next(noises), tf.float64)
-            # Without noise there is no grid.
+            # Without noise, the step is 0, and the value is not rounded to a grid.
             noisy[i] = tf.where(step > 0, on_grid, values[i])
             deviations[i] = deviation
     return noisy, deviations
@@ -210,17 +210,17 @@ def _table() -> _Table:
     for count, other in columns:
         # A column without a second value has its own value twice.
         first, tie = divmod(min(count, in_column - 1), 2**_TIE_BITS)
-        # Words are signed numbers.
+        # Subtract half the range, as words are compared as signed numbers.
         firsts.append(first - 2 ** (_CHOICE_BITS - 1))
         others.append((tie << _COLUMN_BITS) + other)
     return _Table(np.array(firsts, np.int64), np.array(others, np.int64))
 
 
 def _counts() -> list[int]:
-    """Returns the number of the 2^98 choices that yield each digit, from the lowest, with none.
+    """Returns for each digit, in ascending order, the number of the 2^98 choices that yield it.
 
     The probability of k is proportional to exp(-k^2 / (2 t^2)); the digit 0 gets the choices that
-    rounding leaves over.
+    rounding leaves over. The lowest digit gets none.
     """
     half = 2 ** (_COLUMN_BITS - 1)
     all_choices = 2 ** (_COLUMN_BITS + _CHOICE_BITS + _TIE_BITS)
@@ -363,7 +363,7 @@ class ChaCha20(NoiseGenerator):
 
 
 def _whole_gaussian(key: tf.Tensor, nonce: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns noise from a stream, int64 [size]; many values in pieces, to save memory."""
+    """Returns noise from a stream, int64 [size]; draws many values in pieces, to save memory."""
     piece_size = min(size, _PIECE)
     words = 2 * WORDS * piece_size
 

@@ -149,8 +149,8 @@ class ServerNoiseOptions(PrivacyOptions):
 
     Attributes:
         joint_clipping: Clip all values of a client as one vector, scaled by the groups' bounds and
-            shares, instead of each group alone. With the same noise and epsilon, clients that stay
-            below some bounds lose less.
+            shares, instead of each group separately. With the same noise and epsilon, clients that
+            stay below some bounds lose less.
         private_evaluation: Also clip the sums of evaluations and add noise, with a separate budget.
             This gives test clients a guarantee, either for a noise multiplier of each evaluation of
             a model (noise), or for an epsilon of all evaluations together (budget). clients_share

@@ -21,7 +21,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.base.options import Within
 from tff_agnostic.base.report_fields import ReportField, ReportFields, Unit
 
-# TFF sums secure values in int64: this limit allows 2^22 clients.
+# TFF computes secure sums in int64: this limit allows sums over 2^22 clients.
 _MAX_BITS = 40
 _COUNT_BITS = 32
 # Key of the count of examples beyond the limit, among the fields of a client's output.

@@ -451,7 +451,7 @@ def delta_fl(problem: core.Problem, options: DeltaFlOptions) -> core.Algorithm:
 
 
 def _check_thresholds(options: DeltaFlOptions, report: Mapping[str, Any]) -> None:
-    """Raises OptionError if a threshold cannot order the losses, as every client would train."""
+    """Raises OptionError if a threshold cannot order the losses: every client would then train."""
     train = report["client_work"]["train"]
     counts = np.asarray(train["num_examples"], np.float64)
     # A domain without examples has no loss.

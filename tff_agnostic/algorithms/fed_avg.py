@@ -253,7 +253,7 @@ FED_AVG_SUB = core.AlgorithmSpec(
     paper="Laguel et al. 2021",
     build=fed_avg_sub,
     options=FedAvgSubOptions,
-    # Two copies of a client have the same seed, so both are drawn or neither.
+    # Two copies of a client have the same seed, so either both are drawn or neither is.
     traits=frozenset({core.Trait.COHORT_TWICE_IS_ONCE}),
     paper_settings=_PAPER,
 )

@@ -1,7 +1,8 @@
 """q-FedAvg: Li, Sanjabi, Beirami, Smith 2020, "Fair Resource Allocation in Federated Learning".
 
-It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1). The larger q, the more clients with large
-losses count. With q = 0 it is FedAvg; as q -> infinity, only the largest client loss counts.
+It minimises f_q(w) = sum_k p_k / (q + 1) F_k(w)^(q+1). The larger q is, the more weight clients
+with large losses have. With q = 0 it is FedAvg; as q -> infinity, only the largest client loss
+counts.
 
 Clients send powers of F_k / c, so that no power overflows. This divides both Delta_k and h_k by
 c^q, which leaves the update unchanged. Here c is the previous round's mean loss with weights h_k;
@@ -72,7 +73,7 @@ def client_work(
     client_weighting: str,
     holdout: core.Holdout,
 ) -> core.TrainingOutput:
-    """Sends Delta_k / L as the delta and h_k / L as the weight; domains are only reported."""
+    """Sends Delta_k / L as the delta and h_k / L as the weight; domains matter only for reports."""
     weights, unit_loss = broadcast
     # F_k(w^t), over the client's measured examples, before it trains.
     sums, trained_on = core.measure_domains(model, num_domains, weights, clients, holdout)

@@ -34,7 +34,7 @@ def drawn_by_lambda(lambda_: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def one_drawn_loss(losses: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Returns lambda's gradient of figure 4: p L_K in entry K, drawn uniformly, and 0 elsewhere."""
+    """Returns lambda's gradient of figure 4: p L_K in a uniformly drawn entry K, 0 elsewhere."""
     p = losses.shape[0]
     return losses * p * tf.one_hot(draw(tf.ones([p]) / p, seed), p)
 

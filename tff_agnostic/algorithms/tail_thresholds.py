@@ -359,7 +359,8 @@ class _Refined(_HistogramThreshold):
         return self._search(answers)[0]
 
     def answer(self, question: Digits, loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        # Add the weight at the loss's digit, or nothing if the loss has another prefix.
+        # Add the weight at the loss's digit, or nothing if the loss has a different prefix than the
+        # question.
         digits = tf.bitwise.right_shift(loss_key(loss), question.shift)
         prefix = tf.bitwise.right_shift(digits, tf.constant(_DIGIT_BITS, tf.int64))
         digit = tf.bitwise.bitwise_and(digits, tf.constant(_NUM_DIGITS - 1, tf.int64))
@@ -401,7 +402,7 @@ def loss_from_key(key: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Tracked(Threshold):
-    """A threshold that follows the quantile by factors; 0 before any loss is known."""
+    """A threshold that each round multiplies by a factor; 0 before any loss is known."""
 
     theta: float
     rate: float

@@ -74,7 +74,7 @@ def client_work(
     holdout: core.Holdout,
     while_training: bool,
 ) -> core.TrainingOutput:
-    """Sends the delta with the weight p_k exp(t (F_k - c)); domains are only reported."""
+    """Sends the delta with the weight p_k exp(t (F_k - c)); domains matter only for reports."""
     weights, (tilt, center, usual_loss) = broadcast
     alpha = tf.ones([num_domains])
     if while_training:

@@ -132,8 +132,8 @@ def _remove_left_scratch_folders(parent: Path) -> None:
         match = _SCRATCH_FOLDER.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
             continue
-        # The lock detects processes in other containers. On file systems without locks the
-        # process id must suffice.
+        # The lock detects processes in other containers. On file systems without locks, the process
+        # id must suffice.
         if int(match["pid"]) != os.getpid() and _is_running(int(match["pid"])):
             continue
         # Another process may remove the folder first, and another user's folder cannot be opened.
@@ -176,7 +176,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite_or_none(value: float) -> Optional[float]:
-    """Returns the number, or None if it is NaN or infinite, which JSON lacks."""
+    """Returns the number; None if it is NaN or infinite, as JSON has no such numbers."""
     return value if math.isfinite(value) else None
 
 

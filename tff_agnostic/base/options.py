@@ -29,8 +29,8 @@ import numpy as np
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.registry import Registry
 
-# Limits of numbers, as computations count in int32 and compute in float32. Processors may flush
-# numbers below the smallest normal float32 to 0.
+# Limits of numbers: computations use int32 for counts, and float32 for all other numbers.
+# Processors may flush numbers below the smallest normal float32 to 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _MIN_FLOAT = float(np.finfo(np.float32).tiny)

@@ -31,9 +31,9 @@ MAX_POISSON = 11
 def fold_in(seed: tf.Tensor, data: tf.Tensor) -> tf.Tensor:
     """Returns new seeds, int64, derived from seeds and integers; shapes are broadcast."""
     increment = tf.constant(_INCREMENT, tf.int64)
-    # Add 1 to `data` instead of adding a third summand. For three summands in a loop of a
-    # large graph TensorFlow creates an operation with a temporary variable, which still exists
-    # in the function's next call.
+    # Add 1 to `data` instead of adding a third summand. For three summands in a loop of a large
+    # graph, TensorFlow creates an operation with a temporary variable, which still exists in the
+    # function's next call.
     state = tf.cast(seed, tf.int64) + (tf.cast(data, tf.int64) + 1) * increment
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS):
         state = (state ^ _logical_shift(state, shift)) * multiplier
@@ -51,7 +51,8 @@ def uniform(seed: tf.Tensor, use: int) -> tf.Tensor:
 
     Args:
         seed: int64.
-        use: Number of the purpose; from the same seeds, each purpose gets different numbers.
+        use: Number that identifies the purpose; each purpose gets different numbers from the same
+            seeds.
     """
     return tf.cast(uniform_bits(seed, use), tf.float32) / 2.0**UNIFORM_BITS
 

@@ -35,7 +35,8 @@ _LOGGER = logging.getLogger(__name__)
 _PACKAGE = "user_file_"
 _OTHERS = (Path(__file__).resolve().parents[2], Path(sysconfig.get_path("stdlib")).resolve())
 
-# Keras 3's error for a TensorFlow function in a functional model. Its own advice takes 20 lines.
+# Keras 3's error for a TensorFlow function in a functional model. The advice in Keras' message
+# takes 20 lines.
 _SYMBOLIC = "A KerasTensor cannot be used as input to a TensorFlow function"
 _INSTEAD = (
     "ValueError: expected layers or keras.ops on the inputs of a functional model, as Keras 3 has "
@@ -193,7 +194,7 @@ class UserFile:
 
 @contextlib.contextmanager
 def _warning_if_long(what: str) -> Iterator[None]:
-    """Logs a warning if the context lasts long, as an endless loop looks like work."""
+    """Logs a warning if the context lasts long, as the file may be in an endless loop."""
     text = (
         f"note: waiting for {what} has run for {_LONG_SECONDS:g} s and has not ended (to end the "
         "command, press Ctrl-C twice)"

@@ -225,7 +225,7 @@ class AlphaSteps:
             step: As in `drawn`.
         """
         indices, is_sampled = self.drawn(alpha, step)
-        # delta_t L; 0 for predictors that were not sent.
+        # This is delta_t L, with 0 for predictors that were not sent.
         delta = tf.math.divide_no_nan(gradient, weight)
         delta = tf.scatter_nd(indices[:, tf.newaxis], delta, tf.shape(alpha))
         mirror_map = MIRROR_MAPS[self.options.mirror_map]

@@ -291,7 +291,7 @@ class TwoClassMembers(ModelMembers):
         """See `PredictorFamily`; labels are 0 and 1, [n]."""
         positive = tf.reshape(predictions, [-1])
         if self.from_scores:
-            # Take two sigmoids: 1 - p loses all digits if p rounds to 1.
+            # Compute a sigmoid for each class, as 1 - p loses all digits if p rounds to 1.
             positive, negative = tf.sigmoid(positive), tf.sigmoid(-positive)
         else:
             negative = 1.0 - positive

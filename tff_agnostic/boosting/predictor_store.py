@@ -129,7 +129,8 @@ class SeveralArchitectures:
         ends = tf.cumsum(sizes)
         offsets = ends - sizes
         positions = tf.range(self._room(indices.shape[0]))
-        # The predictor at each position in the message; padding counts as the last predictor.
+        # The predictor at each position in the message; padding after the last predictor counts as
+        # part of it.
         place = tf.minimum(tf.searchsorted(ends, positions, side="right"), indices.shape[0] - 1)
         starts = tf.gather(tf.constant(self._starts(), tf.int32), indices)
         source = tf.gather(starts - offsets, place) + positions

@@ -105,7 +105,7 @@ def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     independent: mostly, drawing one predictor makes others less likely.
     """
     order = _random_order(gamma.shape[0], fold_in(seed, tf.constant(_ORDER)))
-    # float64, because the sum of a thousand gammas must be exactly C.
+    # Use float64, because the sum of a thousand gammas must be exactly C.
     ends = tf.cumsum(tf.cast(tf.gather(gamma, order), tf.float64))
     total = tf.round(ends[-1])
     is_whole = tf.abs(ends[-1] - total) < 1e-4
@@ -192,7 +192,7 @@ def unbiased(gradients: tf.Tensor, squared_norms: tf.Tensor, sent: SentPredictor
 
     Its mean is the gradient, for the squared loss and independent draws.
     """
-    # b_k of section 4.2, corrected.
+    # This is b_k of section 4.2, corrected.
     bias = 2.0 * sent.alpha * squared_norms * (1.0 / sent.gamma - 1.0)
     return (gradients - bias) * (sent.is_sampled / sent.gamma)
 

@@ -122,7 +122,7 @@ def averaging(
     step = CommunicationStep(
         name="training",
         broadcast=lambda state: Broadcast(state.weights, send(state.memory)),
-        # Equal client work is traced once, so pass only the options that training reads.
+        # Pass only the options that training reads, as equal client work is traced only once.
         client_work=HashablePartial(
             client_work,
             model=model,

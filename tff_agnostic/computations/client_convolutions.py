@@ -44,7 +44,7 @@ class Convolution:
         p, q, channels, outputs = kernels.shape[1:]
         patches = self._patches(images, (p, q))
         matrices = tf.reshape(kernels, [-1, p * q * channels, outputs])
-        # [G, B H' W', O]: each patch is a row.
+        # The product has the shape [G, B H' W', O], with a row for each patch.
         product = tf.matmul(_rows(patches, images), matrices)
         clients, batch = tf.unstack(tf.shape(images)[:2])
         return tf.reshape(product, [clients, batch, *patches.shape[1:3], outputs])

@@ -75,7 +75,8 @@ class _VectorisedClients:
 one_client: ClientMap = _OneClient()
 one_client_in_fixed_shapes: ClientMap = _OneClient(fixed_shapes=True)
 vectorised_clients: ClientMap = _VectorisedClients()
-# Draws all clients' random numbers in one kernel: faster on devices that launch each operation.
+# This map draws all clients' random numbers in one kernel, which is faster on devices that launch
+# each operation separately.
 vectorised_clients_on_accelerators: ClientMap = _VectorisedClients(draws_at_once=True)
 
 
@@ -205,7 +206,7 @@ class Clients:
         return final
 
     def limited(self, max_examples: Optional[int]) -> Clients:
-        """Returns the clients with at most their first `max_examples` examples; all if None."""
+        """Returns the clients with at most their first `max_examples` examples; None keeps all."""
         if max_examples is None:
             return self
         return dataclasses.replace(

@@ -317,7 +317,7 @@ class Holdout:
     def trained_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns the expected numbers of trained examples by domain; all without a holdout.
+        """Returns the expected numbers of trained examples by domain; all if none are held out.
 
         Args:
             counts: Number of examples of each domain.
@@ -331,7 +331,7 @@ class Holdout:
     def measured_part(
         self, counts: Sequence[float], kept_out: Optional[Sequence[float]] = None
     ) -> tuple[float, ...]:
-        """Returns the expected numbers of measured examples by domain; all without a holdout."""
+        """Returns the expected numbers of measured examples by domain; all if none are held out."""
         if not self.is_active:
             return tuple(counts)
         return tuple(self.share * n for n in counts) if kept_out is None else tuple(kept_out)
@@ -349,7 +349,7 @@ def _all_but_one(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _without_first(order: tf.Tensor, num_first: tf.Tensor, num_examples: tf.Tensor) -> tf.Tensor:
-    """Returns the positions after the first `num_first` of an order: sorted, padded with zeros."""
+    """Returns an order without its first `num_first` positions: sorted, and padded with zeros."""
     slots = tf.range(tf.shape(order)[-1])
     first, all_ = num_first[..., tf.newaxis], num_examples[..., tf.newaxis]
     is_left = (slots >= first) & (slots < all_)
@@ -405,7 +405,7 @@ class LossOptions(HoldoutOptions):
 def measure_domains(
     model: Model, num_domains: int, weights: ModelWeights, clients: Clients, holdout: Holdout
 ) -> tuple[DomainSums, Clients]:
-    """Measures clients on their held-out examples, or on all examples without a holdout.
+    """Measures clients on their held-out examples or, without a holdout, on all examples.
 
     CLIENT lines 2 to 6 of Algorithm 1.
 

@@ -151,7 +151,7 @@ def evaluate_clients(
 
 
 def _resampled(counted: tf.Tensor, sums: tf.Tensor, replicates: int) -> tf.Tensor:
-    """Returns each weight [B] of a client times its sums [2 m, p]: float32 [B, 2 m, p].
+    """Returns each weight [B] of a client times the client's sums [2 m, p]: float32 [B, 2 m, p].
 
     Vectorised clients, [G, B] and [G, 2 m, p], are already summed here, to [1, B, 2 m, p]. Only
     plain sums, which send values unchanged, have replicates, so the total is the same.

@@ -60,7 +60,7 @@ Grid = Union[LinearGrid, LogGrid]
 
 @functools.lru_cache(maxsize=32)
 def _fixed(space: Callable[..., np.ndarray], lower: float, upper: float, num: int) -> np.ndarray:
-    # Cached, as a report uses the same arrays thousands of times.
+    # The centres are cached, as a report uses the same arrays thousands of times.
     centers = space(lower, upper, num)
     centers.flags.writeable = False
     return centers

@@ -1,8 +1,8 @@
 """Learning-rate schedules over rounds, such as gamma_t of Laguel et al. 2021, Algorithm 2.
 
 A schedule is a factor of the first rate in round t, counted from 0. Clients know t from the seed of
-their round, so messages do not change; a server optimizer counts t. A constant rate is a Python
-number instead of a tensor, so that it changes neither graphs nor states.
+their round, so messages need not contain it; a server optimizer counts t. A constant rate is a
+Python number instead of a tensor, so that it changes neither graphs nor states.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Rate:
     def at(self, t: Any, scale: float = 1.0) -> Any:
         """Returns the rate of round t times `scale`: a Python number if constant, else float32.
 
-        In rounds with a factor of 1 the result equals the first rate bit by bit.
+        In rounds with a factor of 1, the result equals the first rate bit by bit.
 
         Args:
             t: The round, from 0; an int32 scalar.

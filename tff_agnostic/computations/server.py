@@ -277,7 +277,7 @@ def _momentum(
 def _nesterov(
     h: Mapping[str, tf.Tensor], w: tf.Tensor, g: tf.Tensor, v: tf.Tensor
 ) -> tuple[tf.Tensor, ...]:
-    # Sutskever et al. 2013, as Keras' SGD: v <- m v - eta g, w <- w + m v - eta g
+    # Sutskever et al. 2013, in the form of Keras' SGD: v <- m v - eta g, w <- w + m v - eta g
     step = h["learning_rate"] * g
     v = h["momentum"] * v - step
     return w + h["momentum"] * v - step, v

@@ -157,7 +157,7 @@ def _names_in_plain_aggregations(computation: tff.Computation) -> list[str]:
 
 
 def _is_plain_aggregation(block: Any) -> bool:
-    # Match the intrinsic itself: a call may contain a reference instead.
+    # Accept only an intrinsic itself, as the function of a call may also be a reference.
     return (
         isinstance(block, tff.framework.Intrinsic)
         and block.uri not in SECURE_SUMS

@@ -34,7 +34,7 @@ from tff_agnostic.domain_weights.sets import (
     project_to_simplex,
 )
 
-# The smallest normal float32, as processors may treat smaller numbers as 0.
+# Minimum positive weight: the smallest normal float32, as processors may treat smaller ones as 0.
 SMALLEST_WEIGHT = float(np.finfo(np.float32).tiny)
 # Fractions of the total below this limit are rounding errors.
 _ROUNDING = 1e-12
@@ -153,7 +153,7 @@ def cvar_step(
         rate: Fraction of the step from lambda to pi, in (0, 1].
         is_free: Whether each weight may change, bool [p]; None if all may.
     """
-    # Use float64: in sums over all domains float32 would lose the weights of rare domains.
+    # Use float64: in sums over all domains, float32 would lose the weights of rare domains.
     before = tf.cast(lambda_, tf.float64)
     free = tf.ones_like(before) if is_free is None else tf.cast(is_free, tf.float64)
     kept = before * (1.0 - free)
@@ -213,7 +213,7 @@ class LambdaPlayer(Options):
             compare): losses of a baseline run of each domain alone, saved in baselines.json, which
             can be given later; or trivial (train, compare): losses of class shares, means or
             unigrams of each domain.
-        baseline_losses: Losses to use of a baseline run: on training examples, like lambda's
+        baseline_losses: Losses of a baseline run that are used: on training examples, like lambda's
             signal, or on held-out examples.
 
     Source:
@@ -399,7 +399,7 @@ class LambdaAscent:
             share = tf.math.divide_no_nan(updated * present, tf.reduce_sum(updated * present))
             kept = coordinates * (1.0 - present)
             updated = share * tf.reduce_sum(coordinates * present) + kept
-        # A positive weight must stay positive: after rounding to 0 it could never grow again.
+        # A positive weight must stay positive: after rounding to 0, it could never grow again.
         return tf.where(is_positive, tf.maximum(updated, SMALLEST_WEIGHT), updated)
 
 

@@ -91,7 +91,7 @@ class Ball(LambdaSet):
         below_worst /= span
 
         def at(log_multiplier: float) -> np.ndarray:
-            # This maximises sum_i lambda_i L_i - mu chi2: it projects the centre, moved along L.
+            # To maximise sum_i lambda_i L_i - mu chi2, move the centre along L, and project it.
             mu = 2.0**log_multiplier
             return _weighted_simplex(center * (1.0 + below_worst / (2.0 * mu)), center)
 

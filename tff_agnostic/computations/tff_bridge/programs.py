@@ -131,7 +131,7 @@ class StoreClientData(tff.simulation.datasets.ClientData):
     def __init__(self, store: Store, split: str) -> None:
         path = store.path
         if isinstance(store, ArrowStore):
-            # Inside graphs TensorFlow can read one client's examples only from SQLite.
+            # Inside graphs, TensorFlow can read one client's examples only from SQLite.
             self._folder = tempfile.TemporaryDirectory()
             path = Path(self._folder.name) / "clients.sqlite"
             to_tff(store, path)
