@@ -215,11 +215,11 @@ def sum_bits(
 ) -> int:
     """Returns the number of bits that the modular sum of a group's vectors needs.
 
-    With this number a coordinate wraps around with a probability of at most `WRAP_PROBABILITY`.
-    This probability is divided equally between three events: more than M clients in a Poisson
-    cohort, a noiseless sum beyond its bound, and noise beyond its bound. The noiseless bound is M
-    times the norm, or a sub-Gaussian bound for a rotated vector. Tails of Poisson and Skellam
-    numbers of variance v are bounded by exp(-t^2 / (2 (v + t / 3))).
+    With this number of bits, a coordinate wraps around with a probability of at most
+    `WRAP_PROBABILITY`. This probability is divided equally between three events: more than M
+    clients in a Poisson cohort, a noiseless sum beyond its bound, and noise beyond its bound. The
+    noiseless bound is M times the norm, or a sub-Gaussian bound for a rotated vector. Tails of
+    Poisson and Skellam numbers of variance v are bounded by exp(-t^2 / (2 (v + t / 3))).
 
     Args:
         max_norm: Norm of a client's vector before rounding.

@@ -2,14 +2,14 @@
 
 Each noisy sum that the server obtains is a release. `gaussian` is independent noise for each
 release. `TreeResidual` is the noise of tree aggregation (DP-FTRL, Kairouz et al. 2021). After t
-releases its total noise is a sum over the nodes of a binary tree that cover 1 to t. The privacy
+releases, the total noise is a sum over the nodes of a binary tree that cover 1 to t. The privacy
 cost of all prefix sums therefore grows only with the logarithm of the rounds. The module
 `noise_generators` draws the random numbers.
 
 Clients add symmetric Skellam noise, the difference of two Poisson numbers with equal means. A sum
 over clients is Skellam noise with the summed variance. One random 64-bit word per number selects an
-entry of an alias table (Walker 1977, Vose 1991), whose columns have equal probability and are each
-shared by two values. If a distribution is too wide for a table, several numbers from one table are
+entry of an alias table (Walker 1977, Vose 1991), whose columns have equal probability. Each column
+contains two values. If a distribution is too wide for a table, several numbers from one table are
 added.
 """
 

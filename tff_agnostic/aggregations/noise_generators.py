@@ -11,7 +11,7 @@ even for copies of a client. A repeated round has the same noise.
 **Why a grid.** Floating-point noise has two flaws. Its numbers have gaps: added to one sum, it can
 yield values that it cannot yield for another sum, so that low bits distinguish sums that should be
 indistinguishable (Mironov 2012). Its tail is too short: a float32 Box-Muller transform yields no
-number beyond 5.68 standard deviations. Here, only integer numbers of steps are released:
+number beyond 5.68 standard deviations. Here, only whole numbers of steps are released:
 
 - The sum is rounded to the grid: a number x becomes r = round(x / g), where g is the step.
 - The noise is an integer: a normal number of standard deviation s = `DEVIATION`, rounded. The sum
@@ -28,9 +28,9 @@ is 4 exp(-2 pi^2 (t / m)^2) with t / m = 2.54, by Poisson's summation formula (M
 out to 11.5 standard deviations, which changes no digit of epsilon.
 
 Each digit is looked up in an alias table (Walker 1977, Vose 1991) with 15 bits for the column, and
-64 bits for the choice in it. The choice is tied once in 2^64 digits; 19 other bits of the word that
-selects columns then decide. Probabilities are thus accurate to 2^-99, and the total variation
-distance of a drawn number from the accounted noise is at most `VARIATION`.
+64 bits for the choice in it. In one of 2^64 digits the choice is a tie, which 19 bits decide: those
+that remain of the word that selects the columns. Probabilities are thus accurate to 2^-99, and the
+total variation distance of a drawn number from the accounted noise is at most `VARIATION`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The paper is "A Superquantile Approach to Federated Learning with Heterogeneous Devices".
 
 A model with conformity level theta minimises the superquantile (CVaR) of the client losses. This is
-the mean over the clients with the largest losses, up to a fraction theta of the total weight. With
-theta = 1 it is FedAvg. If theta is below every client's weight, only the worst client counts.
-Several levels form a family of models, which train independently on the same cohorts.
+the mean over the clients with the largest losses, up to a fraction theta of the total weight.
+Training with theta = 1 is FedAvg. If theta is below every client's weight, only the worst client
+counts. Several levels form a family of models, which train independently on the same cohorts.
 
 A round of Algorithm 2 first surveys the clients' losses to find their quantile, and then trains the
 clients above it. With a lagged or tracked threshold, the round has only the second step; see

@@ -7,11 +7,11 @@ predictors' weights. The figure leaves open how to sample the predictors, and ho
 gradient from the sampled ones; options choose both.
 
 AFLBoost: figure 2 of the same paper, which learns an ensemble for the worst mixture of domains. A
-round also moves lambda along the domains' losses. As printed, lines 4 and 5 weight clients by m_j /
-m. This differs from objective (11), sum_k lambda_k L_k, where L_k is the mean loss of domain k.
-Here, as in Stochastic-AFL, an example of domain k has the weight lambda_k / N_k, where N_k is the
-domain's expected number of examples per round; `weighs_by_cohort` selects the figure's weights.
-`--preset=paper` runs both figures as printed, which return the mean of alpha.
+round also moves lambda along the domains' losses. In the figure, lines 4 and 5 give client j the
+weight m_j / m. This differs from objective (11), sum_k lambda_k L_k, where L_k is the mean loss of
+domain k. Here, as in Stochastic-AFL, an example of domain k has the weight lambda_k / N_k, where
+N_k is the domain's expected number of examples per round; `weighs_by_cohort` selects the figure's
+weights. `--preset=paper` runs both figures as printed; they return the mean of alpha.
 
 The agnostic objective of section 3 is the worst Bregman divergence B_F(D_k || h), not the worst
 loss: for the log loss it is L_k(h) minus the entropy of D_k, for the squared loss L_k(h) minus the

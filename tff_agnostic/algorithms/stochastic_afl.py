@@ -2,11 +2,11 @@
 
 In every round both players take one step from the same point: w descends along the gradient of
 sum_i lambda_i L_i, and lambda ascends along the losses. The mean of the iterates is evaluated. The
-paper defines no federated round. Here each client sends one gradient, over all its examples or a
+paper defines no federated round. Here, each client sends one gradient, over all its examples or a
 sample. In it, examples of domain i are scaled by alpha_i = lambda_i / n_i, where n_i is the
-domain's expected number of examples per round, from totals over all clients. Under uniform client
-sampling, the sums over the cohort are then unbiased estimates of both gradients. The server's step
-therefore does not divide by a sum over the round, unlike `core.averaging`.
+domain's expected number of examples per round, which follows from totals over all clients. Under
+uniform client sampling, the sums over the cohort are then unbiased estimates of both gradients. The
+server's step therefore does not divide by a sum over the round, unlike `core.averaging`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def systematic(gamma: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     The gammas are interpreted as consecutive intervals, and a predictor is drawn if its interval
     contains one of the points u, u + 1, u + 2, ... The number of draws is the sum of the gammas,
     rounded up or down, and never more than C. Unlike in the paper's figure, draws are not
-    independent: mostly, drawing one predictor makes others less likely.
+    independent: in most cases, drawing one predictor makes it less likely that others are drawn.
     """
     order = _random_order(gamma.shape[0], fold_in(seed, tf.constant(_ORDER)))
     # Use float64, because the sum of a thousand gammas must be exactly C.

@@ -1,10 +1,10 @@
 """Builds one-step algorithms that average client updates, from client work and a memory.
 
-The memory is the algorithm's state besides model and optimizer. In round t the server sends w_{t-1}
-and a part of the memory. Each client k returns beta^k (w_{t-1} - w^k) and beta^k. The average sum_k
-beta^k (w_{t-1} - w^k) / sum_k beta^k is the gradient of the server optimizer. With SGD of learning
-rate 1, w_t is therefore the weighted average of the w^k. An algorithm defines its client work, and
-how the round's sums update its memory.
+The memory is the part of the algorithm's state that is neither model nor optimizer state. In round
+t, the server sends w_{t-1} and a part of the memory. Each client k returns beta^k (w_{t-1} - w^k)
+and beta^k. The average sum_k beta^k (w_{t-1} - w^k) / sum_k beta^k is the gradient that the server
+optimizer receives. With SGD of learning rate 1, w_t is therefore the weighted average of the w^k.
+An algorithm defines its client work, and how the round's sums update its memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Counts of predicted classes by domain and class, as sums over clients.
 
-With up to 20 classes each domain has a confusion table, which counts examples by class and
-predicted class. With more classes each domain counts three numbers per class: examples of the
-class, examples predicted as the class, and correct predictions. True and false positives follow
-from these. With two classes, examples are also counted by true class and by bin of the second
-class's predicted probability; ROC curves and calibration follow from these counts.
+With up to 20 classes, each domain has a confusion table, which counts examples by class and
+predicted class. With more classes, each domain has three counts per class: examples of the class,
+examples predicted as the class, and correct predictions. True and false positives follow from
+these. With two classes, examples are also counted by true class and by bin of the second class's
+predicted probability; ROC curves and calibration follow from these counts.
 """
 
 from __future__ import annotations

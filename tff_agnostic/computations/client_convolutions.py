@@ -1,8 +1,8 @@
 """Convolutions of many clients, each with its own kernel, as one batched matrix product.
 
-After the first local step every client has different weights. TensorFlow's vectoriser (`pfor`) then
-runs the convolutions of one client after another, or as a grouped convolution whose sums are not
-reproducible. Here the patches under the kernel become rows of a matrix (im2col), so that the
+After the first local step, every client has different weights. TensorFlow's vectoriser (`pfor`)
+then runs the convolutions of one client after another, or as a grouped convolution whose sums are
+not reproducible. Here, the patches under the kernel become rows of a matrix (im2col), so that the
 convolutions of all clients, and both of their gradients, are batched matrix products. Gradients of
 biases are summed axis by axis. In shapes, G is the number of clients; each has B images of H x W
 pixels and C channels, and a kernel of p x q with O output channels.

@@ -1,12 +1,12 @@
 """Draws the random numbers of many clients, each with its own seed, in one kernel.
 
 TensorFlow's vectoriser (`pfor`) draws random numbers for one client after another, as its
-operations accept a single seed. That suits a CPU. An accelerator must launch each of these small
-operations: dropout took 93% of the time of a round (50 clients, a CNN, an H200). This module
-implements the same generator, Philox4x32-10 (Salmon et al. 2011), as integer arithmetic on the
-seeds of all clients, which XLA compiles to one kernel. Each client gets the same bits as from a
-TensorFlow operation with the client's seed. In shapes, G is the number of clients. Random words
-have 32 bits; int64 tensors hold words, or pairs of words.
+operations accept a single seed. That suits a CPU. An accelerator, however, must launch each of
+these small operations separately: dropout took 93% of the time of a round (50 clients, a CNN, an
+H200). This module implements the same generator, Philox4x32-10 (Salmon et al. 2011), as integer
+arithmetic on the seeds of all clients, which XLA compiles to one kernel. Each client gets the same
+bits as from a TensorFlow operation with the client's seed. In shapes, G is the number of clients.
+Random words have 32 bits; int64 tensors hold words, or pairs of words.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The domain pass of Ro et al. 2021 (Algorithm 1, CLIENT lines 2 to 6) measures losses on training
 examples. A model can memorise the training examples of a small domain: their loss falls, and lambda
 moves to other domains although the model still fits this domain badly. With a `Holdout` each client
-holds out a fraction of its examples, the same in every round, and measures losses on these instead.
+holds out a fraction of its examples, the same in every round, and measures losses on these held-out
+examples instead.
 """
 
 from __future__ import annotations

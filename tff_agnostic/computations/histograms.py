@@ -2,8 +2,8 @@
 
 Each client adds 1 to the bin whose centre is nearest to its value; the centre then represents the
 value. Quantiles interpolate between neighbouring clients' values; superquantiles are means over the
-worst clients. The error of both is at most half a step on a linear grid, 0.0025 over [0, 1], and at
-most 2.74% of the value on the logarithmic grid.
+worst clients. The error of both is at most half a step on a linear grid (0.0025 over [0, 1]), and
+at most 2.74% of the value on the logarithmic grid.
 """
 
 from __future__ import annotations
