@@ -32,7 +32,7 @@ from fleet.flower import server_app as app
 
 __all__ = ["app"]
 """
-# Nodes do not load this app.
+# Nodes do not load this part of the app.
 _CLIENT_APP = """\
 from flwr.clientapp import ClientApp
 

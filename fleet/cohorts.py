@@ -31,7 +31,7 @@ class Cohorts:
 
     Attributes:
         planned: Sampling scheme that the plan's epsilon assumes; None if the server adds no noise,
-            or if the fleet samples in another way.
+            or if the fleet does not use this scheme.
         draws_secretly: Whether `planned` samples at random and keeps the sample secret.
         min_clients: Minimum number of clients in a round.
 

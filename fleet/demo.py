@@ -22,7 +22,8 @@ from plan_runner.export import SERVER_STATE, SUFFIX, read_manifest
 
 _MODULE = (sys.executable, "-m", "fleet")
 _LOOK_SECONDS = 0.1
-# Maximum seconds without output from the server. Its own timeouts are shorter and say the cause.
+# Maximum seconds without output from the server. The server's own timeouts are shorter, and their
+# messages state the cause.
 _QUIET_SECONDS = 600.0
 _SERVER_TOML = """\
 export = {export}
@@ -173,8 +174,8 @@ class Demo:
 def named_clients(files: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
     """Copies clients' files to a folder, and returns the nodes' names.
 
-    Each node has its file's name. If a file name is not a valid node name, such as the title of a
-    play, all nodes get numbered names instead.
+    Each node has the name of its file. If one of these names, such as the title of a play, is not a
+    valid node name, all nodes get numbered names instead.
     """
     names = [path.stem for path in files]
     if not all(map(keys.is_name, names)):
@@ -205,7 +206,7 @@ def write_settings(
     publics = [keys.make_node_keys(folder / name, name) for name in names]
     server = folder / "server"
     keys.make_server_keys(server, ["127.0.0.1"], publics, days=2)
-    # Rounds must complete although one node fails.
+    # Rounds must complete even if one node fails.
     min_clients = max(3, len(names) - 1, 0 if noise is None else noise.min_clients)
     (server / "server.toml").write_text(
         _SERVER_TOML.format(

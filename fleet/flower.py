@@ -1,6 +1,6 @@
 """Connects server and nodes by Flower: channel, ServerApp, nodes' tasks, registration of nodes.
 
-This module alone imports flwr. `serve`, `register` and `start_run` call internals of Flower 1.41,
+Only this module imports flwr. `serve`, `register` and `start_run` call internals of Flower 1.41,
 which may change in any release.
 """
 
@@ -54,7 +54,8 @@ EVENTS, SERVING = "events.jsonl", "serving"
 _LOG = logging.getLogger(__name__)
 _KIND = "fleet"
 _TYPE = f"query.{_KIND}"
-# Flower splits larger messages.
+# Maximum number of bytes in a config record. Larger contents are sent as arrays, which Flower
+# splits.
 _MAX_RECORD_BYTES = 1_000_000
 # Seconds between polls for answers. SuperNodes poll every three seconds, so more frequent polls
 # cost processor time and hardly shorten an exchange.
@@ -105,7 +106,7 @@ class FlowerChannel:
             if sent is None:
                 continue
             if reply.has_error():
-                # Flower knows that the node will not answer.
+                # Flower answers for a node from which no answer will come.
                 words = refused(f"no answer, Flower reports: {reply.error.reason}")
                 answers.append((sent.node, tagged(words, sent.tag)))
             else:
@@ -197,7 +198,7 @@ def serve(answer: Callable[[bytes], bytes], address: str, secret: bytes) -> None
         try:
             acquired = asking.AcquireTask(AcquireTaskRequest(supported_task_types=[_TASK]))
         except httpx.HTTPError as e:
-            # `launch.run_node` restarts the SuperNode.
+            # Wait for the SuperNode, which `launch.run_node` restarts.
             _LOG.info("no SuperNode: %s", reason(e))
             time.sleep(1)
             continue

@@ -31,8 +31,9 @@ _START_SECONDS = 600.0
 _MAX_RUNS = 20
 _LOOK_SECONDS = 0.2
 _ROOM_BYTES = 1 << 16
-# Output of a rejected SuperNode, mapped to the seconds to keep retrying and the error message after
-# them. A SuperLink counts a killed node as connected for two minutes, and rejects its successor.
+# Text in the output of a rejected SuperNode, mapped to two items: for how many seconds to retry,
+# and the error message if the last retry fails. A SuperLink counts a killed node as connected for
+# two minutes, and rejects its successor.
 _REFUSALS = {
     "code: 2004": (
         120.0,
@@ -62,7 +63,7 @@ class Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Ignore further signals, which would leave processes behind.
+        # Ignore further signals, which would interrupt this and leave processes behind.
         previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
         for process in self._running.values():
             _signal(process, signal.SIGTERM)
@@ -129,7 +130,7 @@ class Processes:
         """Returns the last error in a process's output, or the last line if there is no error.
 
         Raises:
-            PlanError: The disk is full, which then caused the process's failure.
+            PlanError: The disk is full, and so the process failed.
         """
         check_room(self._folder)
         lines = self.printed(name).split("\n")

@@ -24,7 +24,7 @@ class Channel(Protocol):
     """Interface of a transport that carries requests to nodes, and their answers back."""
 
     def nodes(self) -> list[str]:
-        """Returns the transport's names of the reachable nodes."""
+        """Returns the names that the transport uses for the reachable nodes."""
 
     def send(self, requests: Mapping[str, bytes], timeout: float) -> None:
         """Sends each node its request without waiting; answers after the timeout may be lost."""

@@ -199,14 +199,14 @@ class _Plan:
         kind, session = messages.read_header(request, sums, _SERVER)
         answer = self._client.answer(request, values)
         if kind == messages.Type.BEGIN:
-            # A server that begins a session has abandoned the others.
+            # A server that begins a session has abandoned its earlier sessions.
             for other in self._client.unfinished():
                 if other != session:
                     self._client.give_up(other)
         return answer
 
     def worked(self, message: Message) -> bytes:
-        """Returns the client's update, unmasked; a round's repeated request gets the same bytes."""
+        """Returns the client's update without masks; a repeated request gets the same bytes."""
         if self._client is not None:
             raise PlanError("expected secure aggregation for this plan, found plain sums")
         checkpoint, round_id = message.part(0, 1), message.digest("id")

@@ -249,7 +249,7 @@ def _with_examples(name: str, examples: Examples) -> tuple[dict[str, Any], dict[
 def secure_sums(sums: Mapping[str, np.ndarray]) -> bytes:
     """Serialises sums of integers for `Player.end`."""
     file = io.BytesIO()
-    # Any, because a tensor may have the same name as an argument of `np.savez`.
+    # The type is Any, because a tensor may have the same name as an argument of `np.savez`.
     arrays: dict[str, Any] = dict(sums)
     np.savez(file, **arrays)
     return file.getvalue()

@@ -77,7 +77,7 @@ class _Playing:
         self._manifest = export.manifest
         plan = parse_plan(export.read(PLAN), PLAN)
         self._profile = load_profile(self._manifest.profile, plan)
-        # In memory, because it contains the key of the server's noise.
+        # This folder is in memory, because its files contain the key of the server's noise.
         self._scratch = empty_folder("begun")
         # SHA-256 of the state with which the server's first half last ran.
         self._started: Optional[bytes] = None

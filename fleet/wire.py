@@ -92,7 +92,7 @@ class Message:
 
 
 def decoded(data: bytes, where: str) -> Message:
-    """Decodes a message, which `where` names in errors."""
+    """Decodes a message; `where` is the name of the message in errors."""
     if not isinstance(data, bytes) or data[: len(_MARK)] != _MARK or len(data) < _START:
         raise PlanError(f"{where}: expected a message of this fleet, found {data[:9]!r}")
     version, number = data[len(_MARK)], data[len(_MARK) + 1]

@@ -30,7 +30,8 @@ from plan_runner.sandbox import Refused
 
 # Payload key of the shared memory's file descriptor.
 SHARED = "shared"
-# File names; the names of records and updates are numbers.
+# Names of the files in requests and answers, except for records and updates, whose names are
+# numbers.
 STATE, TRAINED, CHECKPOINT = "state.ckpt", "trained.ckpt", "client.ckpt"
 VALUES, UPDATE, SUMS, REPORT = "values.npz", "update.ckpt", "sums", "report.json"
 Files = Mapping[str, bytes]

@@ -76,7 +76,7 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class TensorType:
-    """A tensor's dtype, as TensorFlow's name, and shape, in which None stands for any size."""
+    """A tensor's dtype (TensorFlow's name for it) and shape (None stands for any size)."""
 
     dtype: str
     shape: tuple[Optional[int], ...]

@@ -28,7 +28,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Allowed stateful operations, keyed by the reason. All of them keep their state in the session.
+# Allowed stateful operations, keyed by the reason why they are allowed. All of them keep their
+# state in the session.
 STATEFUL = {
     reason: _names(names)
     for reason, names in {
@@ -79,7 +80,8 @@ STATEFUL = {
         """,
     }.items()
 }
-# Prefixes of allowed stateful operations, which apply gradients to variables or scatter into them.
+# Prefixes of the names of further allowed stateful operations, which apply gradients to variables
+# or scatter into them.
 STATEFUL_PREFIXES = ("ResourceApply", "ResourceScatter", "ResourceSparseApply")
 # Allowed stateless operations with string inputs, and allowed string attributes. Only a string can
 # name a file or a host, so all stateless operations without strings are allowed.
@@ -106,7 +108,7 @@ STRING_ATTRIBUTES = _names(
     sparse_keys src_format stack_name template tensor_array_name unit var_name
     """
 )
-# String attributes of TensorFlow versions after 2.14, with their allowed values.
+# String attributes that only TensorFlow versions after 2.14 have, mapped to their allowed values.
 STRING_VALUES = {"bad_indices_policy": frozenset((b"", b"DEFAULT", b"ERROR", b"IGNORE"))}
 # Operations whose first input is a path. The path must be a placeholder that the plan names.
 READS_FILE = frozenset(("Restore", "RestoreSlice", "RestoreV2"))

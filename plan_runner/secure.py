@@ -53,7 +53,7 @@ class SecureProfile(Profile):
         )
         check_parts(plan.phase[0], "plan.pb: phase", ("client_phase", "server_phase"))
         phase = plan.phase[0].server_phase
-        # Reject other fields, such as read_update, which would sum values without protection.
+        # Reject all fields but these. For example, read_update would sum values without protection.
         check_parts(
             phase,
             _WHERE,

@@ -160,8 +160,8 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
 _MODES = ("vectorised", "streamed")
 
 _TOY_FLAGS = tuple(f"--{name}={value}" for name, value in _TOY.items())
-# Each entry's name, the name of the entry whose folder it uses ("-" for a new folder), and command.
-# Each of these commands runs in a separate process.
+# For each entry: its name, the name of the entry whose folder it uses ("-" for a new folder), and
+# its command. Each of these commands runs in a separate process.
 _COMMANDS = """
 shell/train import_data train TOY --algorithm=agnostic_fed_avg --output_dir=run
 evaluate train/delta_fl evaluate --checkpoint=run --training_clients
@@ -343,7 +343,7 @@ class _Ledger:
         done = subprocess.run(
             [self._checkout / ".venv/bin/python", "-c", code, self._checkout, _THIS_FOLDER],
             cwd=self._folder,
-            # Ray's and TFF's worker processes need these variables, too.
+            # Set these variables for the worker processes of Ray and TFF, which inherit them.
             env={**os.environ, "PYTHONPATH": str(self._checkout), "TF_CPP_MIN_LOG_LEVEL": "3"},
             input=stdin,
             text=True,

@@ -33,8 +33,7 @@ _MALFORMED = (ArithmeticError, KeyError, RecursionError, TypeError, ValueError)
 class Lines:
     """An append-only file of JSON objects, one per line.
 
-    An incomplete last line is ignored: its process ended while it wrote, and so never acted on the
-    line.
+    An incomplete last line is ignored: the process that wrote it ended too early to act on it.
 
     Args:
         path: The file, created with the first line.
@@ -308,7 +307,8 @@ class NodeAccount:
                 "session": session.hex(),
                 "groups": noise.groups,
                 "takes_part": noise.takes_part.as_integer_ratio(),
-                # Only for human readers, as the fields above determine epsilon.
+                # The following fields are only for human readers, as the fields above determine
+                # epsilon.
                 "noise_multiplier": self._noise.noise_multiplier,
                 "delta": self._noise.delta,
             }

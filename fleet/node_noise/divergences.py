@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024])
-# Maximum order at which bounds use the sampling of cohorts. Higher orders ignore the sampling.
+# Maximum order at which bounds use the sampling of cohorts. Bounds at higher orders ignore it.
 _MAX_SAMPLED_ORDER = 64
 # Numerical integration: standard deviations beyond which the integrand is negligible, and steps per
 # standard deviation.

@@ -81,8 +81,8 @@ class NodeNoise:
         min_clients: Minimum number of clients with noise in an unmasked sum.
         takes_part: Probability that a client sends its values. Otherwise it secretly sends only
             noise.
-        claimed: The plan author's epsilon after a client took part in 1, 2, ... sums. The length
-            limits the number of sums; the values do not affect `epsilon`.
+        claimed: The plan author's epsilon after a client took part in 1, 2, ... sums. The length of
+            this tuple limits the number of sums; its values do not affect `epsilon`.
     """
 
     groups: tuple[NoisedGroup, ...]
@@ -250,14 +250,14 @@ class PrivacyRequirements:
 
 
 def parse_node_noise(manifest: bytes) -> Optional[NodeNoise]:
-    """Parses a manifest's noise that nodes add; returns None if there is none."""
+    """Parses a manifest's entry on noise that nodes add; returns None if there is none."""
     return parse_noise(manifest, {"distributed": _node_noise})
 
 
 def parse_noise(
     manifest: bytes, mechanisms: Mapping[str, Callable[[dict[str, Any]], _T]]
 ) -> Optional[_T]:
-    """Parses a manifest's differential privacy; None if `mechanisms` lacks its mechanism.
+    """Parses a manifest's entry on privacy; returns None if `mechanisms` lacks its mechanism.
 
     Args:
         mechanisms: Functions that parse and check the manifest's entry, keyed by mechanism name.
@@ -271,7 +271,7 @@ def parse_noise(
         return None if convert is None else convert(entry)
     except PlanError:
         raise
-    # Numbers that are too large for arithmetic also raise these exceptions.
+    # Malformed JSON raises these exceptions, as do numbers that are too large for arithmetic.
     except _MALFORMED as e:
         raise PlanError(f"{WHERE}: expected the noise of a plan, cannot read it ({e!r})") from e
 
@@ -330,7 +330,7 @@ def _node_noise(entry: dict[str, Any]) -> NodeNoise:
 
 
 def check_all(expected: Mapping[str, bool], where: str, actual: object) -> None:
-    """Raises PlanError if a condition is False; its key describes the expected values."""
+    """Raises PlanError if a condition is False; the condition's key describes valid values."""
     for words, holds in expected.items():
         if not holds:
             raise PlanError(f"{where}: expected {words}; found {actual}")

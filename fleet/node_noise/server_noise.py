@@ -30,7 +30,7 @@ from plan_runner.errors import PlanError, counted
 POISSON, FIXED_SIZE, STRATIFIED = "poisson", "fixed_size", "stratified"
 SPACED, EVERYONE = "spaced", "everyone"
 _SCHEMES = (POISSON, FIXED_SIZE, STRATIFIED, SPACED, EVERYONE)
-# The lower bound of epsilon needs memory in proportion to the number of rounds.
+# Maximum number of rounds, as the lower bound of epsilon needs memory in proportion to it.
 _MAX_ROUNDS = 10**6
 
 
@@ -181,7 +181,7 @@ class ServerNoise:
 
 
 def parse_server_noise(manifest: bytes) -> Optional[ServerNoise]:
-    """Parses and checks a manifest's noise that the server adds; returns None if there is none."""
+    """Parses and checks a manifest's entry on the server's noise; returns None if there is none."""
     return parse_noise(manifest, {"central": _server_noise, "tree": _server_noise})
 
 

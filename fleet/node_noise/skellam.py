@@ -34,7 +34,8 @@ Draw = Callable[[Fraction, int], np.ndarray]
 # Binary digits of u in a word, whose last bit is the sign.
 _DIGITS = 63
 _WORD = 64
-# -log of half the probability that a value is beyond the table, so that further words decide.
+# -log of half the probability that a value is beyond the table; further words determine such a
+# value.
 _LOG_INVERSE = (_WORD + 2) * math.log(2)
 # Largest absolute value in a table, and variance of the widest noise that such a table allows.
 _FAR = (1 << 15) - 3

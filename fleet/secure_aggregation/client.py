@@ -89,7 +89,8 @@ class Client:
                 "identities: expected the client's own key among them, found none "
                 f"{identities.name(self._own)}"
             )
-        # Required type of the last answer, function, and type of the new answer, keyed by request.
+        # For each type of request: the type that the last answer must have, the function that
+        # computes the new answer, and the type of the new answer.
         self._stages: dict[Type, tuple[Type, _Stage, Type]] = {
             Type.ROSTER: (Type.KEYS, self._share, Type.SHARES),
             Type.DELIVERY: (Type.SHARES, self._mask, Type.MASKED),
@@ -246,7 +247,8 @@ class Client:
                 with self._no_weak_key(other):
                     key = roster.pair_key(state.masking, self._own, other)
                 self._plan.apply_masks(totals, key, pair_sign(self._own, other))
-        # Erase the secrets, which are not needed any more, or whose shares the holders have.
+        # Erase the secrets: they are not needed any more, or the holders have received shares of
+        # them.
         state = dataclasses.replace(
             state,
             sealing=b"",
@@ -318,7 +320,8 @@ class Client:
         threshold = self._plan.threshold(len(roster.keys))
         if len(votes) < threshold:
             raise request.refused(f"expected {threshold} signatures at least, found {len(votes)}")
-        # Reveal the seed shares of survivors and the key shares of other dealers, never both.
+        # Reveal the seed shares of survivors and the key shares of other dealers, but never both
+        # shares of one dealer.
         opened = [
             shares[SHARE_BYTES:] if dealer in state.survivors else shares[:SHARE_BYTES]
             for dealer, shares in zip(state.dealers, state.shares)

@@ -10,7 +10,7 @@ import numpy as np
 from fleet.secure_aggregation.primitives import KeyStream
 
 LARGEST_MODULUS = 1 << 64
-# Numbers to pack at a time. Multiples of 8 numbers fill complete bytes.
+# How many numbers to pack at a time. Multiples of 8 numbers fill complete bytes.
 _PIECE = 1 << 14
 _COUNTER_BYTES = 8
 

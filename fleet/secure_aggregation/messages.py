@@ -215,7 +215,7 @@ def listed(items: Sequence[bytes]) -> bytes:
     return len(items).to_bytes(_COUNT_BYTES, "big") + b"".join(items)
 
 
-# --- the client's messages
+# --- Encoding and decoding of clients' messages
 
 
 def signed(kind: Type, session: bytes, secret: bytes, sender: bytes, body: bytes) -> bytes:
@@ -327,7 +327,7 @@ def read_opening(message: bytes, dealers: int, where: str) -> tuple[bytes, ...]:
     return shares
 
 
-# --- the server's messages
+# --- Encoding and decoding of the server's messages
 
 
 def begin_message(session: bytes, plan: bytes) -> bytes:

@@ -35,7 +35,7 @@ DIGEST_BYTES = 32
 _NONCE_BYTES = 12
 # Bytes that `seal` adds: a nonce and the tag of AES-GCM.
 SEALED_BYTES = _NONCE_BYTES + 16
-# Words of a mask to generate at a time, so that they fit a processor's cache.
+# How many words of a mask to generate at a time; this many fit a processor's cache.
 _PIECE_WORDS = 1 << 16
 _ZEROS = bytes(8 * _PIECE_WORDS)
 

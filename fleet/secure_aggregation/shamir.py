@@ -48,7 +48,7 @@ def is_share(share: bytes) -> bool:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """Reconstructs a secret from shares, keyed by point; returns None if it exceeds 32 bytes."""
+    """Reconstructs a secret from shares, keyed by point; None if the secret exceeds 32 bytes."""
     points = tuple(sorted(shares))
     value = 0
     for point, weight in zip(points, _weights_at_zero(points)):

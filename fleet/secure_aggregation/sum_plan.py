@@ -17,7 +17,7 @@ from fleet.secure_aggregation.primitives import DIGEST_BYTES, KEY_BYTES, digest
 MIN_CLIENTS = 3
 # Messages encode the number of clients in 16 bits.
 MAX_CLIENTS = (1 << 16) - 1
-# Hexadecimal digits of an unknown key to show in messages.
+# How many hexadecimal digits of an unknown key to show in messages.
 _SHOWN_DIGITS = 16
 _MAX_NAME_LENGTH = 64
 

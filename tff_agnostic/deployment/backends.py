@@ -82,7 +82,7 @@ def _training(population: str, min_separation: int) -> dict[str, Any]:
     del population
     policies = [
         {"id": "rounds_between", "minSepPolicy": {"minimumSeparation": str(min_separation)}},
-        # Require an example, as some device services fail on devices without examples.
+        # Require at least one example, as some device services fail on devices without examples.
         {"id": "examples", "dataAvailabilityPolicy": {"minExampleCount": 1}},
     ]
     return {"trainingInfo": {"eligibilityTaskInfo": {"eligibilityPolicies": policies}}}
@@ -93,7 +93,8 @@ def _evaluation(population: str, min_separation: int) -> dict[str, Any]:
     return {
         "evaluationInfo": {
             "checkPointSelector": {"iterationSelector": {"size": "1"}},
-            # The server requires the name even for the task's own population.
+            # The server requires this name even if the model was trained on the task's own
+            # population.
             "trainingPopulationName": population,
         }
     }
@@ -107,7 +108,7 @@ _INFOS: Registry[Callable[[str, int], dict[str, Any]]] = Registry(
 FCP, FLOWER = "fcp", "flower"
 # Name of the plan's folder in an export for a fleet.
 PLAN = "plan"
-# Secure sums need 3 clients; a fourth one may fail.
+# Minimum number of nodes in a demo: secure sums need 3 clients, so one of 4 may fail.
 _DEMO_NODES = 4
 _README = """\
 # {algorithm} on {task}, after {rounds}: a plan for a fleet
@@ -163,7 +164,7 @@ BACKENDS: Registry[Backend] = Registry(
 
 
 def choose_profile(backend: str, given: str | None) -> str:
-    """Returns the name of an export's profile, the backend's default if `given` is None."""
+    """Returns the name of an export's profile; if `given` is None, it is the backend's default."""
     names = BACKENDS[backend].profiles
     if given is not None and given not in names:
         expected = f"{' or '.join(names)} with the backend {backend}, which needs secure sums"

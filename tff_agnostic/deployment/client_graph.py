@@ -274,7 +274,7 @@ def serialized_examples(
         selector: A serialised ExampleSelector.
         max_examples: Number of first examples to read; None for all.
     """
-    # Only this function registers an op without a library.
+    # This is TensorFlow's only function that can register an op for which no library exists.
     from tensorflow.lite.python.convert import register_custom_opdefs
 
     # A second registration of the same op would end the process.
@@ -293,7 +293,7 @@ def serialized_examples(
     )
     if max_examples is not None:
         dataset = dataset.take(max_examples)
-    # Without examples there is no batch, and the empty tensor remains.
+    # Without examples there is no batch, and the result is the empty tensor below.
     batches = dataset.batch(tf.int64.max)
     return batches.reduce(tf.zeros([0], tf.string), lambda _, batch: batch)
 

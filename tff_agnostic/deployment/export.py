@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from tff_agnostic.runtimes.tff import TffRuntime
 
 STATE = "server_state.ckpt"
-# Choices of the device's graphs: whether it gets TensorFlow's graph in addition to TFLite's.
+# Names of the choices of a device's graphs, mapped to whether the device gets TensorFlow's graph in
+# addition to TFLite's.
 CLIENT_GRAPHS: Registry[bool] = Registry("client graph", {"tflite": False, "both": True})
 # File of the message that creates the task at a server.
 TASK_MESSAGE = "task.json"
@@ -114,8 +115,8 @@ class ExportRequest:
         max_examples: Number of a client's first examples to use; None for all.
         collection_uri: URI of the example collection on a device.
         client_graph: Name of the graphs for devices; see `CLIENT_GRAPHS`.
-        restore: Called with the initial state; returns the state to start from. None for the
-            initial state.
+        restore: Called with the initial state; returns the state to start from. None to start from
+            the initial state.
         about: Manifest entries about the task, the settings and the domains.
         noise: Noise of private sums; None without noise.
         rounds: Name of the kind of rounds; see `KINDS`.
@@ -376,7 +377,7 @@ def _checkpoint(structure: Sequence[Leaf], prefix: str) -> dict[str, int]:
 
 
 def _secure(plan: CompiledPlan) -> dict[str, int]:
-    # Numbers are packed; each has the bits of its modulus.
+    # Numbers are packed: each takes as many bits as the largest number below its modulus.
     widths = [(_size(value.leaf), (value.modulus - 1).bit_length()) for value in plan.secure]
     return {
         "values": sum(size for size, _ in widths),
@@ -395,7 +396,7 @@ class TfLiteGraph:
     Attributes:
         content: Serialised TFLite model, a flatbuffer.
         flex_ops: TensorFlow ops in the graph, which need the Flex delegate.
-        oldest_runtime: First version of TFLite with all other ops in the graph.
+        oldest_runtime: First version of TFLite that has all ops of the graph except `flex_ops`.
     """
 
     content: bytes

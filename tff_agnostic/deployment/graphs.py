@@ -51,7 +51,7 @@ def restore(path: tf.Tensor, specs: Sequence[tf.TensorSpec], name: str) -> list[
         dtypes=[spec.dtype for spec in specs],
         name=name,
     )
-    # The graph needs the shapes, and TFLite has no op for `ensure_shape`.
+    # Set the shapes, which the graph needs, by `reshape`, as TFLite has no op for `ensure_shape`.
     return [tf.reshape(tensor, spec.shape) for tensor, spec in zip(restored, specs)]
 
 
@@ -190,7 +190,7 @@ def with_renamed_nodes(
 
 
 def with_renamed_functions(graph_def: tf.compat.v1.GraphDef, prefix: str) -> tf.compat.v1.GraphDef:
-    """Returns a copy whose names of functions, and inside functions, depend only on the graph.
+    """Returns a copy in which names of functions, and names in them, depend only on the graph.
 
     Also removes unused functions, and attributes that depend on the process.
 
@@ -287,7 +287,7 @@ def _rename_calls(node: Any, new_names: Mapping[str, str]) -> None:
 
 
 def named_values(value: Any, structure: Sequence[Leaf], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a TFF value, by name in checkpoints."""
+    """Returns the tensors of a TFF value, keyed by their names in checkpoints."""
     flat = tff.structure.flatten(tff.structure.from_container(value, recursive=True))
     return {
         spec.name: np.asarray(array, spec.dtype.as_numpy_dtype)

@@ -125,7 +125,7 @@ def lower_or(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def and_with(mask: Optional[np.ndarray]) -> BinaryOp:
-    """Returns the function for a bitwise and; a known mask of low bits needs fewer ops."""
+    """Returns the function for a bitwise and; it has fewer ops for a known mask of low bits."""
     constant = _scalar(mask)
     if constant == _LARGEST:
         return lambda x, y: _without_sign(x)
@@ -135,7 +135,7 @@ def and_with(mask: Optional[np.ndarray]) -> BinaryOp:
 
 
 def right_shift_by(amount: Optional[np.ndarray]) -> BinaryOp:
-    """Returns the function for an arithmetic right shift; a known amount needs fewer ops."""
+    """Returns the function for an arithmetic right shift; it has fewer ops for a known amount."""
     constant = _scalar(amount)
     if constant is None or not 0 < constant < _BITS:
         return _bits_shift
@@ -149,7 +149,7 @@ def _halves_shift(x: tf.Tensor, amount: int) -> tf.Tensor:
         high = tf.bitwise.right_shift(high, amount - _HALF)
     if amount >= _HALF:
         return tf.cast(high, tf.int64)
-    # Shift unsigned, without copies of the sign between the halves.
+    # Shift the low half as an unsigned number, so that zeros are shifted in, not its highest bit.
     shifted = tf.bitcast(tf.bitwise.right_shift(tf.bitcast(low, tf.uint32), amount), tf.int32)
     return tf.cast(high, tf.int64) * 2 ** (_HALF - amount) + tf.cast(shifted, tf.int64)
 
@@ -220,7 +220,8 @@ def max_pool_gradient(sizes: Sequence[int], strides: Sequence[int], padding: byt
         size, span = tf.shape(images)[1:3], _span(maxima, stride)
         before, after = _margins(images, span, (height, width), padding)
         images = _with_margins(images, before, after, _LOWEST)
-        # Whether a window's maximum is still to be found, 1 or 0; and the gradient of each pixel.
+        # `is_open` is 1 for a window whose maximum is still to be found, otherwise 0. `sums` is the
+        # gradient of each pixel.
         is_open, sums = tf.ones_like(maxima), tf.zeros_like(images)
         for place, pixels in _window_offsets(images, (height, width), span, stride):
             is_first = tf.where(tf.equal(pixels, maxima), is_open, tf.zeros_like(is_open))

@@ -38,7 +38,7 @@ class EvaluationMetrics:
     """The server's report of a federated evaluation, computed from its sums.
 
     Attributes:
-        worst_min_examples: Minimum number of examples of a domain that may be the worst.
+        worst_min_examples: Minimum number of examples that a domain needs to be the worst.
         percentiles: Percentiles to compute of the clients' values, each in (0, 100).
         measurement: Called with (model, p); returns the clients' measurement, whose bounds differ
             with noise.
@@ -60,10 +60,10 @@ class EvaluationMetrics:
 
         Returns:
             "domains": each measure, float32 [p], and "num_examples". "overall": the same for all
-            examples; "worst": for the worst domain. "over_clients": mean and percentiles of the
-            clients' values of each measure in each domain, and for all examples in the last row,
-            float32 [p + 1]. "clients": numbers of clients. "sums": the sums. Undefined values are
-            NaN.
+            examples together. "worst": each measure of the worst domain. "over_clients": mean and
+            percentiles of the clients' values of each measure in each domain, and for all examples
+            in the last row, float32 [p + 1]. "clients": numbers of clients. "sums": the sums.
+            Undefined values are NaN.
         """
         summed = self.tidied(summed)
         sums = summed.sums
@@ -156,7 +156,7 @@ class Overall(NamedTuple):
 
     Attributes:
         metric: Path of the metric with an entry per domain.
-        weights: Path of the numbers of examples that weight a mean; None for a sum.
+        weights: Path of the numbers of examples, which are the weights of a mean; None for a sum.
     """
 
     metric: str
@@ -206,7 +206,8 @@ def scalar_outputs(
 def overall_value(values: tf.Tensor, counts: Optional[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of `values` [p], or their mean weighted by `counts` [p].
 
-    Domains without examples are ignored, even if NaN. If no domain has examples, the mean is 0.
+    Domains without examples are ignored, even if their value is NaN. If no domain has examples, the
+    mean is 0.
     """
     if counts is None:
         return tf.reduce_sum(values)

@@ -88,7 +88,8 @@ class FleetNoise(NamedTuple):
         key: Secret key of the noise in the deployment; zeros if nodes add the noise.
         guarantee: Called with the exported state; returns `PrivacyStatement.to_dict` of a fleet
             with the run's settings.
-        expected_devices: Mean number of devices in a round, if the graphs divide by it.
+        expected_devices: Mean number of devices in a round, by which the graphs divide; None if
+            they do not.
         server_must: Sentences on further duties of the server.
         nodes: Privacy account, if nodes add the noise; None if the server adds it.
         draw: Cohort sampling that the guarantee assumes, as in
@@ -111,7 +112,7 @@ class FleetNoise(NamedTuple):
 
 
 def with_key(state: RunState, key: Sequence[int]) -> RunState:
-    """Returns a state with another noise key, and without releases.
+    """Returns a state with another noise key, and with the number of releases set to 0.
 
     The tree of noise restarts, as the noise of the earlier key cannot be subtracted.
     """
@@ -220,7 +221,8 @@ def node_noise_facts(
         "takes_part": list(account.takes_part),
         "delta": account.delta,
         "groups": groups,
-        # Each client adds 1 to the number of clients, and 0 to its other tensors without noise.
+        # Tensors without noise, and the constant that each client sends in them: 1 in the number of
+        # clients, and 0 in the others.
         "without_noise": {**{names[i]: 0 for i in ungrouped}, names[-1]: 1},
         "clip_norms": _clipping_kind(release.options),
         "epsilon_after": epsilons,
@@ -236,8 +238,8 @@ def _part_names(release: DeviceSum, bounds: Any, plan: CompiledPlan) -> tuple[li
     """Returns the names and specs of a client's tensors, in the order of `tf.nest.flatten`.
 
     Returns:
-        The names of the values, of the paddings, and of the number of clients; their specs in the
-        structure of `Integers`; and the number of values.
+        Three items: the names of the values, then of the paddings, then of the number of clients;
+        the specs of these tensors in the structure of `Integers`; the number of values.
     """
     value_bounds = release.released_bounds(bounds)
     num_values, num_parts = len(tf.nest.flatten(value_bounds)), len(plan.secure)

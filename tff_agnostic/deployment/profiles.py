@@ -79,7 +79,7 @@ def build_daf_plan(round_: tff.Computation, settings: PlanSettings) -> CompiledP
         update=graphs.leaves(graphs.only_element(work.result_type)),
         metrics=graphs.leaves(metrics_type),
     )
-    # The compiler sums only the client output.
+    # The sums have the clients' result type, as the compiler sums only the client output.
     summed = graphs.leaves(work.result_type)
     intermediate = graphs.leaves(graphs.only_element(intermediate_type))
 
@@ -318,7 +318,8 @@ def _server_graph(
         state = Variables(graphs.named(tensors.state, graphs.SERVER))
         metrics = Variables(graphs.named(tensors.metrics, graphs.METRICS))
         client = Variables(graphs.named(tensors.client_input, graphs.CLIENT))
-        # The sum of one aggregator's clients, and the sum over all aggregators.
+        # `intermediate` is the sum of one aggregator's clients, `aggregated` the sum over all
+        # aggregators.
         intermediate = Variables(_by_kind(tensors.update, graphs.INTERMEDIATE_UPDATE))
         aggregated = Variables(_by_kind(tensors.update, graphs.AGGREGATED_UPDATE))
 
@@ -344,7 +345,8 @@ def _server_graph(
         phase.write_accumulators.CopyFrom(checkpoint_op("write_accumulators", aggregated))
         results = work.update([*state.read(), *aggregated.read()], "update")
         split = len(tensors.state)
-        # Assign after all results, which depend on the variables.
+        # Assign to the variables only after all results are computed, as the results depend on
+        # them.
         with tf.control_dependencies(results):
             assigned = state.assign(results[:split]) + metrics.assign(results[split:])
         phase.apply_aggregrated_updates_op = _group(assigned, "apply_aggregated_updates")

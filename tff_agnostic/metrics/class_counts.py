@@ -110,7 +110,7 @@ def no_better_than_majority(
     worse = {}
     for name, constant in constant_accuracies(counts).items():
         accuracy: Any = accuracies.get(name)
-        # A mean of equal numbers may be rounded up.
+        # Allow for rounding: the model's accuracy, a mean, may be rounded up.
         if accuracy is not None and accuracy == accuracy and accuracy <= constant + 1e-9:
             worse[name] = accuracy, constant
     return worse

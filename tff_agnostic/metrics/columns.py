@@ -103,7 +103,7 @@ class EvaluationColumns:
         )
 
     def values(self, reports: Optional[Mapping[str, EvaluationReport]]) -> dict[str, Any]:
-        """Returns the values of an evaluation by column name; all are None without one.
+        """Returns the values of an evaluation by column name; all are None if there is none.
 
         Args:
             reports: Report of each model, by its name; None for a round without evaluation.
@@ -194,7 +194,7 @@ def _columns(quantity: ReportField, domain_names: Sequence[str]) -> list[Column]
 
 
 def example_counts(quantities: Sequence[ReportField]) -> Optional[ReportField]:
-    """Returns the quantity that counts each domain's examples in a round; None without one."""
+    """Returns the quantity that counts each domain's examples in a round; None if there is none."""
     counts = next((q for q in quantities if q.per_domain and q.unit is Unit.EXAMPLES), None)
     needed = next((q for q in quantities if q.needs_examples), None)
     if needed is not None and counts is None:

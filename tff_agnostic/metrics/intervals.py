@@ -167,7 +167,7 @@ def superquantile_interval(
 
 def _largest_unlikely(total: int, q: float, probability: float) -> int:
     """Returns the largest k with P(Binomial(total, q) <= k) <= probability; -1 if there is none."""
-    # Invert for a real k, then search integers near it.
+    # Solve for a real number k, then search the integers near it.
     guess = scipy.special.bdtrik(probability, total, q)
     k = -1 if math.isnan(guess) else math.floor(guess) + 1
     while k >= 0 and scipy.special.bdtr(min(k, total), total, q) > probability:

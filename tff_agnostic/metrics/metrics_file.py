@@ -32,8 +32,8 @@ class Column:
     """A column of metrics.csv: a quantity, overall or of one domain.
 
     Attributes:
-        quantity: The quantity. A quantity per domain may also have a column for all domains
-            together.
+        quantity: The quantity. A quantity per domain has a column for each domain, and may have one
+            for all domains together.
         domain: Name of the domain; None if the column is not for one domain.
     """
 
@@ -104,7 +104,8 @@ class History:
         cells = [_format(values[column.name]) for column in self._own]
         further = [""] * (len(self.columns) - len(self._own))
         line = csv_text([[str(round_num), *cells, *further]])
-        # The first row replaces a file of an earlier start without a checkpoint.
+        # The first row replaces a file that an earlier start left if it ended before its first
+        # checkpoint.
         mode, header = ("a", "") if self._lines else ("w", self._header())
         with write_errors(self._path), open(self._path, mode, encoding="utf-8") as file:
             file.write(header + line)

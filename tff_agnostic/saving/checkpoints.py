@@ -1,4 +1,4 @@
-"""Checkpoints: state and models after a round in one .npz file, written atomically."""
+"""Checkpoints: one .npz file, written atomically, with the state and models after a round."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Checkpoint:
     Attributes:
         round_num: Number of completed rounds.
         leaves: Arrays of the state, in the order of `tf.nest.flatten`.
-        model_arrays: Weights of each model, the main model first; arrays have the order of the
-            Keras model.
+        model_arrays: Weights of each model, the main model first; each model's arrays are in the
+            order of its Keras model.
         data: Keyed digest of the training examples, see `keyed_digest`; "" if unknown.
         trained_with: Settings that identify the run, by section and name; empty if unknown.
         file: Path of the checkpoint.
@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 def _check_arrays(expected: Sequence[Any], actual: Sequence[Any], where: str) -> None:
-    """Raises a `UserError` if dtypes or shapes differ."""
+    """Raises a `UserError` if two lists of arrays differ in dtypes or shapes."""
     one, other = (
         ", ".join(f"{array.dtype}{list(array.shape)}" for array in map(np.asarray, arrays))
         for arrays in (expected, actual)
@@ -129,7 +129,8 @@ class CheckpointFolder:
             models: The models of the state by name, the main one first.
         """
         make_folder(self._folder)
-        # Write to memory first: on a full disk NumPy's zip file writes again in its destructor.
+        # Write to memory first: after a failed write to a full disk, the destructor of NumPy's zip
+        # file would try to write again.
         content = io.BytesIO()
         in_keras = {name: as_in_keras(weights, self._frozen) for name, weights in models.items()}
         origin = {"data": self._data, "trained_with": self._trained_with}
@@ -147,7 +148,7 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
     def load_latest(self) -> Optional[Checkpoint]:
-        """Returns the newest readable checkpoint, None without files; warns of damaged files."""
+        """Returns the newest readable checkpoint; None if there is none. Warns of damaged files."""
         error: Optional[UserError] = None
         for path in self._newest_first():
             if error is not None:
@@ -225,7 +226,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def newest_checkpoint_file(folder: Path) -> Optional[Path]:
-    """Returns the newest readable checkpoint of a `checkpoints/` folder; None without files."""
+    """Returns the newest readable checkpoint of a `checkpoints/` folder; None if it has none."""
     checkpoint = CheckpointFolder(folder, keep=1).load_latest()
     return None if checkpoint is None else checkpoint.file
 

@@ -34,11 +34,11 @@ CONFIG = "config.json"
 METADATA = "metadata.json"
 _VERSION = "keras_version"
 _DATE = "date_saved"
-# Maximum bytes of metadata to read for a version.
+# Maximum number of bytes of metadata.json in which to look for the version of Keras.
 _MAX_METADATA = 10_000
 _SHARED = "shared_object_id"
 KERAS_FILES = (".keras", ".h5")
-# Keys in the configuration of a Keras model whose values contain names of layers.
+# Keys of a Keras model's configuration; their values contain names of layers.
 _NAMING = ("name", "inbound_nodes", "input_layers", "output_layers")
 _EXPECTED = "a Keras model of Keras' own layers and of numbers"
 _OURS = "tff_agnostic."
@@ -50,7 +50,7 @@ def keras_archive(
     """Returns the content of a model's .keras file; equal models have equal bytes.
 
     Args:
-        about: Further entries of metadata.json.
+        about: Entries to add to metadata.json.
 
     Raises:
         Exception: Any error of Keras, or of a user's layer.
@@ -243,7 +243,7 @@ def with_trained_weights(trained: TrainedModel) -> tf.keras.Model:
 
 
 def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
-    """Writes a .keras file; returns the layers whose loading requires the user's code, if any.
+    """Writes a .keras file; returns layers that can only be loaded with the user's code, if any.
 
     Raises:
         NotForKeras: If Keras cannot save the model.
@@ -275,7 +275,8 @@ def _keras_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError):
-        # These errors have a clear message, or concern the disk.
+        # Keep these errors as they are: a UserError is already clear, and an OSError is about the
+        # disk.
         raise
     # Keras and users' layers raise errors of many kinds.
     except Exception as e:

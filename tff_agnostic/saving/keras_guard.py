@@ -29,14 +29,14 @@ _ASSETS = "assets/"
 _MEMBERS = {_CONFIG, _WEIGHTS, "metadata.json"}
 # Maximum ratio of unpacked to packed size: Keras does not compress, and weights compress little.
 _MAX_RATIO = 10
-# Bytes that a small file may unpack to, whatever the ratio: configurations compress well.
+# Number of bytes to which any file may unpack, whatever the ratio, as configurations compress well.
 _FREE_BYTES = 1 << 26
 
-# Modules in which to search for a class without a module, as for layers in HDF5.
+# Modules to search when a configuration names a class but no module, as layers in HDF5 files do.
 _PLACES = ("layers", "layers.experimental", "initializers", "regularizers", "constraints", "models")
 _MODULE = "keras"
 _APPLICATIONS = "keras.src.applications."
-# Classes without a public name, and the private modules in which `.keras` files place them.
+# Classes without a public name, mapped to the private modules that `.keras` files state for them.
 _FUNCTIONAL = "Functional"
 _MODELS = (_FUNCTIONAL, "Model", "Sequential")
 _OPS = ("TFOpLambda", "SlicingOpLambda")
@@ -52,10 +52,12 @@ _PRIVATE = {
     "BatchNormalizationV1": (),
     "BatchNormalizationV2": (),
 }
-# Module of the functions of `keras.ops` on symbolic inputs, which only access tensors.
+# Beginning of the module name that files state for functions of `keras.ops` on symbolic inputs.
+# These functions only access tensors.
 _KERAS_OPS = "keras.src.ops."
 _LAMBDA = "Lambda"
-# TFF loads this library, whose registered layers unpickle functions.
+# Beginning of the module names of a library that TFF loads. Its registered layers unpickle
+# functions.
 _UNPICKLES = "tensorflow_probability."
 # Class names in configurations that denote plain values.
 _VALUES = (
@@ -71,8 +73,8 @@ _SPECS = ("tf.TensorSpec", "tf.RaggedTensorSpec", "tf.SparseTensorSpec")
 _FUNCTION = "function"
 _FUNCTIONS = ("activations", "losses", "metrics")
 
-# Functions that TFOpLambda may call, as they only access tensors: all functions of these
-# namespaces, and single functions.
+# Functions that TFOpLambda may call, as they only access tensors: all functions of the namespaces
+# `_OP_SPACES` except `_NO_OPS`, and the functions `_OP_NAMES`.
 _OP_SPACES = {
     "__operators__", "bitwise", "dtypes", "image", "linalg", "math", "nn", "ragged", "signal",
     "sparse", "strings",
@@ -141,7 +143,7 @@ def open_checked(path: Path, allowed: Mapping[str, Any]) -> Iterator[Union[Path,
     """Checks a file and yields it for Keras; limits the variables that Keras creates from it.
 
     Args:
-        path: A .keras or .h5 file, distinguished by its content, as in Keras.
+        path: A .keras or .h5 file; its content determines which, as in Keras.
         allowed: Classes and functions that the caller passes to Keras for this file, by name.
 
     Raises:
@@ -270,7 +272,7 @@ def _is_keras_module(name: str, module: Optional[str]) -> bool:
 
 def _keras_module(name: str) -> Any:
     if name.startswith((_APPLICATIONS, _KERAS_OPS)):
-        # Some of these modules define layers.
+        # Import the module, as some modules with these names define layers.
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)
     is_public = name == _MODULE or name.startswith(f"{_MODULE}.")
@@ -308,7 +310,7 @@ def _check_order(layers: Sequence[Any]) -> None:
         name, nodes = layer.get("name"), layer.get("inbound_nodes")
         if isinstance(name, str) and isinstance(nodes, list):
             waiting[name] = [_node_inputs(node) for node in nodes]
-            # An input layer has an output from the start, and a nested model may have one.
+            # An input layer has an output before any call, and a nested model may have one.
             ready[name] = int(not nodes or layer.get("class_name") in _MODELS)
     is_new = True
     while is_new:
@@ -371,7 +373,8 @@ def _checked_weights(file: h5py.File, size: int) -> int:
                 groups.append(item)
             elif isinstance(item, h5py.Dataset):
                 if item.is_virtual or item.external:
-                    # A virtual dataset crashes Python at exit if the exception's trace keeps it.
+                    # Delete the reference: if the exception's trace keeps a virtual dataset, Python
+                    # crashes at exit.
                     del item
                     raise UnsafeKerasFile(f"{where!r:.100}, whose numbers are in another file")
                 if item.dtype.hasobject:
@@ -392,8 +395,9 @@ def _check_size(unpacked: int, size: int) -> None:
 
 
 def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
-    """Returns a variable creator that limits the size of all variables by the size of weights."""
-    # Allow more: some variables are created twice, and counters, for example, are not weights.
+    """Returns a variable creator that raises an error if variables far exceed the weights' size."""
+    # Allow more than the weights' size, as some variables are created twice, and others, such as
+    # counters, are not weights.
     left = max(_FREE_BYTES, 4 * num_bytes)
 
     def create(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
@@ -401,7 +405,8 @@ def _at_most(num_bytes: int) -> Callable[..., tf.Variable]:
         shape, dtype = arguments.get("shape"), arguments.get("dtype")
         values = arguments.get("initial_value")
         if shape is None and callable(values):
-            # Keras 3 passes no shape here: trace the values, without computing them.
+            # Keras 3 passes no shape here, so trace the function that returns the values, without
+            # computing them.
             with tf.Graph().as_default():
                 shape = values().shape
         if shape is not None and dtype is not None:

@@ -141,7 +141,7 @@ def _predictors(task: Task) -> dict[str, TrainedModel]:
     if not isinstance(ensemble, EnsembleModel):
         return {}
     return {
-        # Quote names, as the path of a checkpoint has slashes.
+        # Quote names: a predictor's name may be the path of a checkpoint, which has slashes.
         f"predictor_{quote(name, safe='')}": _trained(task, model, weights)
         for name, (model, weights) in zip(ensemble.names, ensemble.predictors)
     }

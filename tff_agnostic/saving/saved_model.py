@@ -36,7 +36,7 @@ def write(trained: TrainedModel, path: Path) -> dict[str, Any]:
     """Writes a SavedModel folder; returns the inputs and outputs of its signatures."""
     served = ServedModel(trained)
     signatures = served.signatures()
-    # Omit gradients, which are large for recurrent layers.
+    # Do not save the functions of gradients, which are large for recurrent layers.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     with tensorflow_writes():
         tf.saved_model.save(served, str(path), signatures, options)
@@ -64,7 +64,7 @@ def load(path: Path, trained: TrainedModel) -> Any:
     names = trained.output_names()
 
     def predict_x(x: Any) -> Any:
-        # Only `loaded` keeps the signature's variables alive.
+        # Use `loaded` here to keep it, as the signature's variables are deleted with it.
         _ = loaded
         outputs = predict(**{n: tf.convert_to_tensor(v) for n, v in inputs_by_name(x).items()})
         return tf.nest.pack_sequence_as(structure, [outputs[name] for name in names])
@@ -110,9 +110,9 @@ class ServedModel(tf.Module):
         `predict` maps inputs to raw predictions. For a classifier, `serving_default` also returns
         `probabilities` [n, classes], `class`, int32 [n], and `class_name` [n] if classes have
         names. For a text classifier, the inputs of `serving_default` are texts [n]. A next-word
-        model has the signature `next_words`, from texts [n] and k to `words` and `probabilities`
-        [n, k]; its `serving_default` is the same with k = 3. If the import's tokenizer is known,
-        users may type texts freely. `by_column` takes the cells of a table.
+        model has the signature `next_words`, which maps texts [n] and k to `words` and
+        `probabilities` [n, k]; its `serving_default` is the same with k = 3. If the import's
+        tokenizer is known, users may type texts freely. `by_column` takes the cells of a table.
         """
         predict = self.predict_function()
         signatures = {PREDICT: predict, DEFAULT: predict}
@@ -243,7 +243,8 @@ def _begins(
     """
     split = tf.strings.split(text)
     word_ids = tf.ragged.map_flat_values(table.lookup, split)
-    # Compute the start, as a slice from the end would be empty for short texts.
+    # Compute the position of the first kept word: for short texts, a slice that counts from the end
+    # would be empty.
     start = tf.maximum(split.row_lengths() - (length - 1), 0)
     kept = tf.ragged.boolean_mask(
         word_ids,
@@ -291,7 +292,7 @@ def argument_specs(inputs: ModelInputs) -> dict[str, tf.TensorSpec]:
 
 
 def signature(trained: TrainedModel, answers: Callable[[Any], dict[str, tf.Tensor]]) -> Any:
-    """Returns the concrete function from table columns to the model's outputs.
+    """Returns the concrete function that maps table columns to the model's outputs.
 
     Args:
         trained: Model whose `inputs.are_column_inputs` is true.
@@ -330,7 +331,7 @@ def _input(one: Input, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
 
 
 def _number(entry: Entry, cells: _Cells, inputs: ModelInputs) -> tf.Tensor:
-    """Returns the values of an entry, float32 [n]; see `FeatureConverter.features`."""
+    """Returns the values of an entry of x, float32 [n]; see `FeatureConverter.features`."""
     assert entry.column is not None
     column = cells[entry.column]
     if entry.kind == MARK:

@@ -57,7 +57,7 @@ def write(trained: TrainedModel, path: Path, quantize: str = NOT_QUANTIZED) -> d
     QUANTIZATIONS[quantize](converter)
     try:
         content = converter.convert()
-    # The converter's errors have no common base, and are pages long.
+    # The converter's errors have no common base class, and their messages are pages long.
     except Exception as e:
         line = next((line for line in str(e).splitlines() if line.strip()), type(e).__name__)
         raise UserError(f"format tflite: TensorFlow cannot convert this model ({line})") from e
@@ -80,7 +80,7 @@ def _layers(model: Model) -> list[Any]:
 def load(path: Path, trained: TrainedModel) -> Any:
     """Returns the saved model as a function of x, which runs one example after another."""
     with warnings.catch_warnings():
-        # TensorFlow 2.21 recommends a package that it does not install.
+        # Hide the warning of TensorFlow 2.21, which recommends a package that it does not install.
         warnings.filterwarnings("ignore", message="(?s).*tf.lite.Interpreter is deprecated")
         runner = tf.lite.Interpreter(str(path)).get_signature_runner()
     structure, names = trained.output_structure(), trained.output_names()

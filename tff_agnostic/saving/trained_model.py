@@ -78,7 +78,7 @@ class TrainedModel:
 
 
 def inputs_by_name(x: Any) -> dict[str, Any]:
-    """Returns the arrays of x by name, `INPUT` for a single array."""
+    """Returns the arrays of x by name; the name of a single array is `INPUT`."""
     return dict(x) if isinstance(x, Mapping) else {INPUT: x}
 
 
@@ -109,8 +109,8 @@ class FileCheck:
         source: Source of the examples: `TEST` or `MADE_UP`.
         largest_difference: Largest absolute difference of predictions; None if it is infinite.
         is_same: Whether all predictions agree up to 1e-5, absolute or relative.
-        domains: For each domain, its number of examples, and each measure of the run's model and of
-            the file, None if undefined. Empty for made-up examples.
+        domains: For each domain, its number of examples, and two values of each measure: the run's
+            model's and the file's; None for an undefined value. Empty for made-up examples.
     """
 
     num_examples: int
@@ -157,8 +157,8 @@ def check_file(
 def made_up(trained: TrainedModel) -> Examples:
     """Returns examples with random inputs, and without labels.
 
-    Floats are normally distributed. Integers are ids of categories, domains or words; others are 0
-    or 1.
+    Floats are normally distributed. Integers are ids if they stand for categories, domains or
+    words; other integers are 0 or 1.
     """
     rng = np.random.default_rng(0)
     by_name = {}

@@ -149,7 +149,7 @@ def results(sources: Sources, definition: Definition) -> Iterator[Definition]:
 
 
 def documented(sources: Sources, module: str) -> list[Definition]:
-    """Returns the definitions to document for a module: public names, and classes they return."""
+    """Returns the definitions to document for a module: public names, and returned classes."""
     by_name: dict[tuple[str, str], Definition] = {}
     waiting = [sources.definition(module, name) for name in sources.public_names(module)]
     while waiting:

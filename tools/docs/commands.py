@@ -112,8 +112,8 @@ def _merged(kinds: Iterable[type], table: Mapping[str, Flag]) -> list[Group]:
 
     Args:
         kinds: The dataclasses.
-        table: Flags to use instead, keyed by name; they name all algorithms, tasks and sums with
-            the flag.
+        table: Flags that replace the dataclasses' flags of the same names, keyed by name. They name
+            all algorithms, tasks and sums with the flag.
     """
     groups = without_repeated(group for kind in kinds for group in flag_groups(kind))
     merged: dict[str, Group] = {}

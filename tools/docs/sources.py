@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from tools.docs.plain import notebook_page, with_tables
 
 DOCS = "docs"
-# Folder, in the site's sources, for linked files from outside docs/.
+# Folder in the site's sources for files outside docs/ to which pages link.
 PROJECT = "project"
 # Pages in the top folder of a checkout, in the order of the site.
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -211,7 +211,7 @@ def _head(folder: str, pages: Collection[str]) -> str:
 
 
 def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
-    """Returns the index pages in a folder that belong to folders below its subfolders."""
+    """Returns the pages in a folder that are the index pages of folders below its subfolders."""
     return {
         head
         for sub, head in heads.items()

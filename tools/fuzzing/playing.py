@@ -19,7 +19,7 @@ from plan_runner.isolation import Listener
 from plan_runner.kernel import Kernel, give_kernel
 from plan_runner.play import Request
 
-# The time limit is for the start, which imports TensorFlow, on an idle core.
+# The time limit allows for the start on an idle core, during which TensorFlow is imported.
 LIMITS = Limits(max_memory_gb=3.0, max_round_seconds=60.0)
 # The process tries to remove the folder MARK/N, so that strace's log contains mutant number N.
 MARK = "/fuzz"
