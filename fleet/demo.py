@@ -231,7 +231,8 @@ def _toml(path: Path) -> str:
 
 def free_ports(count: int) -> list[int]:
     """Returns `count` free ports of the loopback address."""
-    # Open all sockets before closing any, as the system may return a closed port again.
+    # Open all sockets before closing any, as the system may assign the port of a closed socket
+    # again.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listening.getsockname()[1] for listening in sockets]
     for listening in sockets:

@@ -1,4 +1,4 @@
-"""The exceptions whose one-line messages a fleet's commands print."""
+"""Exceptions with one-line messages, which a fleet's commands print."""
 
 from __future__ import annotations
 

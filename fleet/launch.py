@@ -73,7 +73,7 @@ class Processes:
             signal.signal(number, handler)
 
     def start(self, name: str, *command: str) -> int:
-        """Starts a program that writes its output to NAME.log, and returns the process id."""
+        """Starts a program, whose output goes to NAME.log; returns the process id."""
         environment = {
             **os.environ,
             "FLWR_HOME": str(self._folder / f"{name}_home"),
@@ -239,7 +239,7 @@ def run_server(
 def _follow_run(
     processes: Processes, events: Events, state: Path, report: Callable[[str], None]
 ) -> Optional[str]:
-    """Returns None when a run's rounds are complete, or the name of a process that exited."""
+    """Follows a run until it completes, or until a process exits, whose name is then returned."""
     from fleet import flower
 
     began, has_started = time.monotonic(), False

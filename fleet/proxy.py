@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-# Paths of the SuperLink that nodes need.
+# Beginning of the paths of nodes' requests, and path of the SuperLink's health check.
 _PREFIX, _HEALTH = "/v1/fleet/", "/health"
 _HOP_BY_HOP = frozenset(("connection", "host", "keep-alive", "transfer-encoding", "upgrade"))
 _SECONDS = 60.0

@@ -61,8 +61,8 @@ class FleetServer:
     sum.
 
     Args:
-        player: Called with an export, the SHA-256 of its manifest, limits and trust; returns the
-            `Player` that executes the export.
+        player: Called with an export, the SHA-256 of its manifest, limits, and whether the operator
+            trusts the export; returns the `Player` that executes the export.
         weaker_privacy: Whether rounds may violate the assumptions of the plan's epsilon. The server
             reports the epsilon of the actual rounds.
 

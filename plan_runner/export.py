@@ -489,7 +489,8 @@ def publish(results: Path, folder: Path) -> None:
                 shutil.copyfile(results / name, Path(partial) / name)
                 with open(Path(partial) / name, "rb") as file:
                     os.fsync(file.fileno())
-            # Protect the state before it leaves the temporary folder, which is only the owner's.
+            # Protect the state before it leaves the temporary folder, which only the owner can
+            # enter.
             (Path(partial) / STATE).chmod(_OWNER_ONLY)
             for name in names:
                 os.replace(Path(partial) / name, folder / name)

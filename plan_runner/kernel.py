@@ -116,7 +116,7 @@ def _sources() -> Iterator[bytes]:
     for header in _VERSIONS:
         path = folder / "include" / header
         yield path.read_bytes() if path.is_file() else b""
-    # The size distinguishes two builds of the same version.
+    # The sizes of TensorFlow's libraries distinguish two builds of the same version.
     for library in sorted(folder.glob("libtensorflow_framework.so*")):
         yield f"{library.name} {library.stat().st_size}".encode()
 

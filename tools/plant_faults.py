@@ -27,10 +27,10 @@ from typing import Any
 _FAULTS = Path(__file__).with_name("planted_faults.toml")
 _PACKAGES = ("binaries", "fleet", "plan_runner", "tests", "tff_agnostic")
 _SELECTIONS = ("-m=not slow and not nightly", "-m=slow")
-# Maximum number of test files and of processor seconds per fault and selection.
+# Maximum number of test files, and of processor seconds, for one fault and one selection of tests.
 _MAX_FILES = 24
 _MAX_SECONDS = 100
-# Seconds until tests count as hanging, which allows for a busy machine.
+# Seconds after which tests count as hanging; the time allows for a busy machine.
 _MAX_WALL_SECONDS = 1800
 # pytest's status if no test was selected.
 _NO_TESTS = 5

@@ -126,8 +126,8 @@ class Backend:
     Attributes:
         profiles: Names of the supported profiles, the default first.
         not_verified: Statements on what has not been tested for a new export.
-        is_fleet: Whether a fleet's nodes run the plan. Nodes add the noise, and need no task
-            message.
+        is_fleet: Whether a fleet's nodes run the plan. If so, they can add the noise, and no task
+            message is written.
         without: Names of the export options without effect.
     """
 
@@ -179,7 +179,7 @@ def demo_size(manifest: Mapping[str, Any]) -> int:
 
 
 def write_readme(folder: Path, manifest: Mapping[str, Any], how_to: str) -> None:
-    """Writes the README of a fleet's export next to its plan, including how to run it."""
+    """Writes the README of a fleet's export next to its plan, with instructions for running it."""
     sha256 = hashlib.sha256((folder / PLAN / "manifest.json").read_bytes()).hexdigest()
     readme = _README.format(
         algorithm=manifest["algorithm"],

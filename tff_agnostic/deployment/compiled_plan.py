@@ -122,7 +122,7 @@ class Variables:
         return [variable.initializer for variable in self._variables]
 
     def assign(self, values: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Returns ops that assign values after computing all, as they may use the variables."""
+        """Returns ops that compute all values before they assign any: values may use variables."""
         with tf.control_dependencies(list(values)):
             return [
                 variable.assign(value, read_value=False)

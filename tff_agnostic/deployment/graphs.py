@@ -179,7 +179,7 @@ def _leaves(structure: tff.Type, path: tuple[str, ...]) -> Iterator[Leaf]:
 def with_renamed_nodes(
     graph_def: tf.compat.v1.GraphDef,
 ) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
-    """Returns a copy whose node names depend only on the graph, and each node's new name."""
+    """Returns a copy with node names that depend only on the graph, and a map to these names."""
     new_names = _numbered(graph_def.node)
     renamed = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:

@@ -39,9 +39,9 @@ class EvaluationMetrics:
 
     Attributes:
         worst_min_examples: Minimum number of examples that a domain needs to be the worst.
-        percentiles: Percentiles to compute of the clients' values, each in (0, 100).
-        measurement: Called with (model, p); returns the clients' measurement, whose bounds differ
-            with noise.
+        percentiles: Percentiles of the clients' values to compute, each in (0, 100).
+        measurement: Called with (model, p); returns the clients' measurement, which has other
+            bounds if its sums get noise.
         tidied: Called with the sums; returns the sums to report.
     """
 

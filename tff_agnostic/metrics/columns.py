@@ -74,7 +74,7 @@ class EvaluationColumns:
 
     Args:
         models: Names of the models, the main one first.
-        clipped: Quantities that count values clipped for secure sums, by field of the client
+        clipped: Quantities that count the values that secure sums clip, by field of the client
             output.
 
     Attributes:

@@ -38,7 +38,7 @@ def cell(value: float, unit: Unit, decimals: int) -> str:
 
 
 def with_percent(title: str, unit: Unit, word: str = "%") -> str:
-    """Appends `word` to a heading if its numbers are shares."""
+    """Appends `word` to the heading of numbers that are shares."""
     return f"{title}, {word}" if unit is Unit.SHARE else title
 
 

@@ -59,7 +59,7 @@ _LAMBDA = "Lambda"
 # Beginning of the module names of a library that TFF loads. Its registered layers unpickle
 # functions.
 _UNPICKLES = "tensorflow_probability."
-# Class names in configurations that denote plain values.
+# Class names that denote plain values in configurations.
 _VALUES = (
     "__keras_tensor__",
     "__tensor__",
@@ -93,7 +93,7 @@ _OP_NAMES = {
     "tile", "transpose", "truncatediv", "truncatemod", "unique", "unique_with_counts",
     "unravel_index", "unstack", "where", "zeros", "zeros_like",
 }  # fmt: skip
-# Members of ragged and sparse tensors that a layer may access.
+# Members that a layer may access in ragged and sparse tensors.
 _TENSOR_MEMBERS = {
     "bounding_shape", "dense_shape", "flat_values", "indices", "merge_dims",
     "nested_row_lengths", "nested_row_splits", "nested_value_rowids", "nrows", "row_lengths",

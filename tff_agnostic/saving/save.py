@@ -44,7 +44,7 @@ class SavedFile:
 
 
 def check_request(formats: Sequence[str], quantize: str) -> None:
-    """Checks the names of formats, and that the quantization applies to a format."""
+    """Checks the names of formats, and that the quantization applies to at least one of them."""
     if not formats:
         raise OptionError("format", f"some of {', '.join(FORMATS)}", Verbatim("none"))
     for name in formats:
@@ -69,8 +69,8 @@ def save_models(
     Args:
         folder: Existing folder for the files.
         formats: Names of formats; see `FORMATS`.
-        quantize: A name of `QUANTIZATIONS`, for additional files of formats that support
-            quantization.
+        quantize: A name of `QUANTIZATIONS`. Formats that support quantization get an additional
+            file with it.
         checked_on: Source of the examples for the checks; see `check_file`.
     """
     check_request(formats, quantize)

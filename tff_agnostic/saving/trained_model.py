@@ -18,7 +18,7 @@ from tff_agnostic.tasks.task import Task
 # Names of the only input and the only output.
 INPUT = ONLY
 OUTPUT = "predictions"
-# Maximum number of test examples in a check, as TFLite runs one example at a time.
+# Maximum number of test examples in a check, which is slow: TFLite runs one at a time.
 _MAX_EXAMPLES = 2000
 _NUM_MADE_UP = 256
 TEST, MADE_UP = "test", "made-up"

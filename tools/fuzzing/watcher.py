@@ -28,7 +28,8 @@ _PATH = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 _OPENS = ("open", "openat", "creat", "openat2")
 _SIGNALS = ("kill", "tgkill", "tkill")
 _WRITING = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC")
-# Files that TensorFlow opens itself: names of threads, and system files that may be missing.
+# Files that TensorFlow itself opens: the files with names of threads, and system files that may be
+# missing.
 _USUAL = re.compile(r"/dev/null$|/proc/self/task/\d+/comm$|/proc/self/comm$|/etc/inputrc$")
 
 
