@@ -63,7 +63,7 @@ class Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # Ignore further signals, which would interrupt this and leave processes behind.
+        # Ignore further signals, which would interrupt this cleanup and leave processes behind.
         previous = {n: signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)}
         for process in self._running.values():
             _signal(process, signal.SIGTERM)

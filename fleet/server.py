@@ -182,7 +182,7 @@ class _Plan:
             self.sessions = SessionFolder(folder.folder / f"{kind}_sessions")
             pending = self.track.pending()
             for session in self.sessions.sessions():
-                # An earlier process has finished or abandoned the other sessions.
+                # Erase the other sessions, which an earlier process has finished or abandoned.
                 if pending is None or session != pending.session:
                     self.sessions.erase(session)
             nodes_noise = parse_node_noise(manifest)

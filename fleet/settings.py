@@ -134,7 +134,7 @@ class Timeouts:
     Attributes:
         nodes: Seconds to wait until enough nodes for a round are reachable.
         work: Seconds to wait while clients compute their values.
-        stage: Seconds to wait for any other answer.
+        stage: Seconds to wait for an answer other than clients' values.
         patience: Factor p: after enough answers, an exchange ends after max(p t, 10) seconds if the
             last answer took t seconds. None waits for the full timeout.
     """

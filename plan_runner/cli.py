@@ -83,7 +83,7 @@ _LIMITS = {
     "max_records": "Maximum number of examples of a client.",
     "max_unpacked_mb": "Maximum size of an unpacked archive of the export, in 10^6 bytes.",
 }
-# Flags without effect with --verify.
+# Flags that have no effect if --verify is set.
 _RUN_FLAGS = ("clients", "rounds", "clients_per_round", "seed", "cohorts", "state", "output")
 
 
@@ -132,7 +132,7 @@ def run_app() -> NoReturn:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses the flags, and returns other arguments; exits after an error or --help."""
+    """Parses the flags, and returns the remaining arguments; exits after an error or --help."""
     logging.use_absl_handler()
     try:
         rest: list[str] = flags.FLAGS(list(argv))

@@ -131,7 +131,7 @@ class Permissions:
     Attributes:
         reads: Names of the tensors with paths of files to read.
         writes: Names of the tensors with paths of files to write.
-        fed: Names of the other fed tensors, such as sums and the dataset token.
+        fed: Names of the fed tensors that are not paths, such as sums and the dataset token.
         examples: Whether the graph reads a client's examples by one ExternalDataset operation.
     """
 

@@ -422,7 +422,7 @@ class Process:
                 f"{self._step}: expected to end within {bounds.max_round_seconds:g} s "
                 "(--max_round_seconds), it took longer and was ended"
             )
-        # Check here, too, because the kernel's limit does not count memory-mapped files.
+        # Check the memory, because the limit in the kernel does not count memory-mapped files.
         if _resident_bytes(self._process.pid) > bounds.memory_bytes:
             raise IsolationError(f"{self._step}: {bounds.on_memory}, it needs more and was ended")
 

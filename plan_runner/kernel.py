@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 
 from plan_runner.errors import PlanError, reason
 
-# Environment variable for the library's folder; by default a folder of the user's cache.
+# Environment variable with the library's folder, which by default is in the user's cache.
 CACHE_VARIABLE = "PLAN_RUNNER_CACHE"
 
 _SOURCE = Path(__file__).with_name("external_dataset.cc")

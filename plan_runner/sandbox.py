@@ -81,12 +81,12 @@ _CALLS = {
     **{"readlinkat": 267, "faccessat": 269, "fallocate": 285, "dup3": 292, "preadv": 295},
     **{"pwritev": 296, "renameat2": 316, "copy_file_range": 326, "preadv2": 327, "pwritev2": 328},
     **{"statx": 332, "close_range": 436, "faccessat2": 439},
-    # The process's own memory.
+    # Calls on the process's own memory.
     **{"mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "msync": 26},
     **{"mincore": 27, "madvise": 28, "mlock": 149, "munlock": 150, "mbind": 237},
     **{"set_mempolicy": 238, "get_mempolicy": 239, "membarrier": 324, "mlock2": 325},
     **{"pkey_mprotect": 329, "pkey_alloc": 330, "pkey_free": 331},
-    # Threads, and signals between them.
+    # Calls for threads, and for signals between threads.
     **{"rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24},
     **{"exit": 60, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130},
     **{"sigaltstack": 131, "arch_prctl": 158, "gettid": 186, "futex": 202},
@@ -95,12 +95,12 @@ _CALLS = {
     **{"rseq": 334, "futex_waitv": 449, "wait4": 61, "waitid": 247},
     **{"sched_getparam": 143, "sched_getscheduler": 145, "sched_get_priority_max": 146},
     **{"sched_get_priority_min": 147, "sched_getattr": 315},
-    # Waiting, pipes and events.
+    # Calls for waiting, for pipes and for events.
     **{"poll": 7, "pipe": 22, "select": 23, "pause": 34, "nanosleep": 35, "epoll_create": 213},
     **{"clock_nanosleep": 230, "epoll_wait": 232, "epoll_ctl": 233, "pselect6": 270, "ppoll": 271},
     **{"epoll_pwait": 281, "eventfd": 284, "eventfd2": 290, "epoll_create1": 291, "pipe2": 293},
     **{"epoll_pwait2": 441},
-    # Time, randomness, and facts about the machine and the process.
+    # Calls that return the time, random bytes, or facts about the machine and the process.
     **{"getpid": 39, "uname": 63, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98},
     **{"sysinfo": 99, "times": 100, "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108},
     **{"getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118, "getresgid": 120},
@@ -125,14 +125,17 @@ _OPEN_FLAGS = [
     os.O_RDWR | os.O_TRUNC,
 ]
 _CLONE_THREAD = 0x00010000
-# Flags for new namespaces: mounts, cgroups, host names, IPC, users, processes, networks, times.
+# Flags of `clone` for new namespaces: of mounts, cgroups, host names, IPC, users, processes,
+# networks, and times.
 _CLONE_NEW = 1 << 17 | 1 << 25 | 1 << 26 | 1 << 27 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 7
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, which do not change devices.
+# Allowed commands of `ioctl`: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. They do not
+# change devices.
 _IOCTLS = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
-# Commands that duplicate descriptors or access their flags, but no commands for locks or signals.
+# Allowed commands of `fcntl`: those that duplicate descriptors or access their flags, but none for
+# locks or signals.
 _FCNTLS = [0, 1, 2, 3, 4, 1030]
-# PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA. PR_SET_PDEATHSIG is excluded, so that the
-# process still ends with its parent.
+# Allowed commands of `prctl`: PR_SET_NAME, PR_GET_NAME, PR_CAPBSET_READ, PR_SET_VMA.
+# PR_SET_PDEATHSIG is excluded, so that the process still ends with its parent.
 _PRCTLS = [15, 16, 23, 0x53564D41]
 _AUDIT_ARCH_X86_64 = 0xC000003E
 # Bit in the numbers of x32 system calls, which x86-64 kernels may also support.

@@ -90,7 +90,7 @@ class TfLiteComparison:
     Attributes:
         clients: Number of compared clients.
         largest: Maximum over all tensors of `relative_difference` with `smallest=1`. Integers for
-            secure sums may also differ, because they are rounded floats.
+            secure sums may differ like floats, because they are rounded floats.
     """
 
     def __init__(self, client: TfLiteClient) -> None:

@@ -50,14 +50,14 @@ _NOT_HASHED = (
 _WITHOUT_NUMBERS = ("*/config.json", "*/fingerprint.json", "*/resuming.json")
 # Numbers in JSON files that are not results: settings, and file sizes that depend on names.
 _NO_RESULTS = re.compile(r"\.json: \.(settings|task_options)[._]|\.num_bytes$")
-# Keys in JSON files whose values are times or versions.
+# Keys in JSON files that have times or versions as their values.
 _TIMES = re.compile(r"seconds|duration|created|^versions$|^time$|^command$|^date$")
 # Names of CSV columns with times.
 _TIME_COLUMNS = re.compile(r"seconds|time")
 # Member of a checkpoint that is not an array of the state.
 _HEADER = "header.npy"
 _SAVED_MODEL = re.compile(r"^saved/.*(\.keras|\.tflite|/saved_model\.pb)$")
-# Start of the output of a failed command.
+# Beginning of the recorded output if a command failed.
 _FAILED = "exit status"
 _THIS_FOLDER = Path(__file__).parent
 

@@ -89,7 +89,7 @@ class Imports:
                 names.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.update((node.module, *(f"{node.module}.{a.name}" for a in node.names)))
-            # Strings may also be names of modules, because commands are imported by name.
+            # Treat strings as names of modules, because commands are imported by name.
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 names.add(node.value)
         paths = (name.replace(".", "/") for name in names if name.startswith(_PACKAGES))

@@ -1,7 +1,7 @@
 """Checks the messages of an export against the platform's own definitions.
 
-The user downloads the definitions, .proto files that are not part of this project. Parsing a
-message must find no unknown fields, and serialising it again must give the same bytes.
+The definitions are .proto files that are not part of this project; the user downloads them. Parsing
+a message must find no unknown fields, and serialising it again must give the same bytes.
 `tools/check_against_platform` calls this script.
 """
 

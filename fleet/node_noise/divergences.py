@@ -18,8 +18,8 @@ import numpy as np
 ORDERS = np.array([1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024])
 # Maximum order at which bounds use the sampling of cohorts. Bounds at higher orders ignore it.
 _MAX_SAMPLED_ORDER = 64
-# Numerical integration: standard deviations beyond which the integrand is negligible, and steps per
-# standard deviation.
+# For numerical integration: number of standard deviations beyond which the integrand is negligible,
+# and number of steps per standard deviation.
 _FAR, _STEPS = 12.0, 4
 _BISECTIONS = 200
 _THRESHOLDS = 401
@@ -234,7 +234,7 @@ def epsilon_lower_bound(
 def _log_normal_cdf(x: float) -> float:
     if x > -30:
         return math.log(0.5 * math.erfc(-x / math.sqrt(2)))
-    # The asymptotic series, whose next term is below 1e-7 of the sum.
+    # Use the asymptotic series, whose first omitted term is below 1e-7 of the sum.
     return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi)) + math.log1p(-1 / x**2 + 3 / x**4)
 
 

@@ -31,7 +31,7 @@ Words = Callable[[int], np.ndarray]
 # Called with a variance and a number of values; returns noise, int64.
 Draw = Callable[[Fraction, int], np.ndarray]
 
-# Binary digits of u in a word, whose last bit is the sign.
+# Number of binary digits of u in a random word; the word's last bit is the sign of the noise.
 _DIGITS = 63
 _WORD = 64
 # -log of half the probability that a value is beyond the table; further words determine such a
@@ -43,7 +43,7 @@ _WIDEST = Fraction((_FAR**2 - 2 * _FAR * _LOG_INVERSE / 3) / (2 * _LOG_INVERSE))
 # Maximum number of samples to add up for one value of wide noise.
 MAX_PARTS = 2048
 _PIECE = 1 << 16
-# Extra decimal digits in computations, and how many of them rounding and truncation may cost.
+# Extra decimal digits in computations, and how many of them may be lost to rounding and truncation.
 _FIRST_PRECISION, _LOST = 60, 14
 
 

@@ -57,7 +57,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
     return value.to_bytes(SECRET_BYTES, "big") if value >> (8 * SECRET_BYTES) == 0 else None
 
 
-# Cached, because most secrets of a session have the same holders.
+# The weights are cached, because most secrets of a session have the same holders.
 @functools.lru_cache(maxsize=64)
 def _weights_at_zero(points: tuple[int, ...]) -> list[int]:
     """Returns each point's Lagrange weight for the polynomial's value at 0."""

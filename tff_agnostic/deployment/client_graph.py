@@ -210,7 +210,7 @@ def build_client_graph(
         from_server = restore(input_path, work.client_input, "restore_client_input")
 
         selector = plan_pb2.ExampleSelector(collection_uri=source.collection_uri)
-        # Some device services read the selector here, others in the graph.
+        # Some device services read the selector from this message, others from the graph.
         spec.example_selector.CopyFrom(selector)
         serialized = serialized_examples(
             token, selector.SerializeToString(deterministic=True), source.max_examples

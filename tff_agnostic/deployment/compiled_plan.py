@@ -143,7 +143,7 @@ def checkpoint_op(
     """Returns the message that saves variables to a checkpoint, and restores them from it.
 
     Args:
-        also_saved: Variables that are saved too, but not restored.
+        also_saved: Further variables, which are saved but not restored.
     """
     saved = [variables] if also_saved is None else [variables, also_saved]
     with tf.name_scope(name):

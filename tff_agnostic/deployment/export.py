@@ -437,9 +437,10 @@ def convert_client_graph(
         tf.lite.OpsSet.TFLITE_BUILTINS,
         tf.lite.OpsSet.SELECT_TF_OPS,
     ]
-    # By default, only ops in TensorFlow's builds for devices become Flex ops.
+    # Let all TensorFlow ops become Flex ops; by default, only ops in TensorFlow's builds for
+    # devices do.
     converter._experimental_allow_all_select_tf_ops = True
-    # No public option keeps an op without outputs, such as a save op.
+    # Use a private option, as no public one keeps ops without outputs, such as a save op.
     converter._control_output_arrays = list(spec.target_node_names) or None
     outputs = _names(spec.output_tensor_specs)
     content = in_fixed_order(compacted(converter.convert(), outputs))

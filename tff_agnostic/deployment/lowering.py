@@ -22,7 +22,7 @@ _BITS = 64
 _HALF = 32
 _LOWEST_INT64 = -(2**63)
 _LARGEST = 2**63 - 1
-# The value of each bit; the last one is the sign.
+# Value of each bit of an int64; the last bit is the sign.
 _POWERS = [2**k for k in range(_BITS - 1)] + [_LOWEST_INT64]
 _LOWEST = float(np.finfo(np.float32).min)
 _PREFIX = "lowered"

@@ -1,7 +1,7 @@
 """Training and evaluation as rounds of a plan, and the conformance rounds.
 
 An evaluation keeps the training's state, so that a server can evaluate any checkpoint of the
-training. Noisy sums also have a state: a key, and the number of releases.
+training. Noisy sums have a state of their own: a key, and the number of releases.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class ClassReport:
     Attributes:
         counts: Number of examples of each class, by domain.
         confusion: Number of examples by domain, class and predicted class.
-        by_class: Set if `confusion` is empty. For each domain, the number of examples with each
-            class as their label, as their prediction, and as both.
+        by_class: Set if `confusion` is empty. For each domain and class, three numbers of examples:
+            with the class as label, as prediction, and as both.
         scores: Set if there are two classes. Number of examples by domain, class, and bin of the
             probability of class 1.
     """

@@ -48,7 +48,7 @@ class TrainedModel:
 
         Args:
             x: Inputs of n examples.
-            weights: Weights to use instead of the trained arrays, such as variables.
+            weights: Weights, such as variables, to use instead of the trained arrays.
         """
         # The seed has no effect outside of training.
         seed = tf.zeros([2], tf.int32)

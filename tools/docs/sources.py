@@ -128,7 +128,7 @@ def with_generated(pages: Mapping[str, Page], texts: Mapping[str, str]) -> dict[
     """Adds generated pages, and lists them in the index of the reference.
 
     Args:
-        pages: The other pages, keyed by path.
+        pages: The pages that are not generated, keyed by path.
         texts: Markdown of the generated pages, keyed by path.
     """
     result = dict(pages)

@@ -12,7 +12,7 @@ from tensorflow.python.client import pywrap_tf_session
 from fuzzing.draws import Draws
 from plan_runner import plan_pb2
 
-# Operations that write, read or connect to a file or address that a string names.
+# Operations that write or read files, or connect to addresses, if strings name these.
 _REACHING = (
     *("WriteFile", "ReadFile", "SaveV2", "SaveSlices", "Save", "MatchingFiles", "PrintV2"),
     *("DebugIdentityV2", "DebugIdentity", "RestoreV2", "TFRecordDataset", "TextLineDataset"),

@@ -23,7 +23,7 @@ _TRACED = (
 _LINE = re.compile(r"\d+ +(\w+)\((.*)\) += (-?\d+|\?)")
 _HALF = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>")
 _REST = re.compile(r"(\d+) +<\.\.\. \w+ resumed>(.*)")
-# A path in strace's log, after the folder of its file descriptor.
+# Matches a path in strace's log, and the folder of the file descriptor before it, if any.
 _PATH = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 _OPENS = ("open", "openat", "creat", "openat2")
 _SIGNALS = ("kill", "tgkill", "tkill")
