@@ -301,5 +301,5 @@ def _files(path: Path) -> list[Path]:
 
 
 def _readable(path: Path) -> list[Path]:
-    """Returns the paths that the sandbox must allow, including the targets of links."""
+    """Returns the paths that the sandboxed process may read, including the targets of links."""
     return [path, *(file.resolve() for file in _files(path))]

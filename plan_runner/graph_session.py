@@ -80,7 +80,7 @@ class GraphSession:
 
 
 def _error_line(message: str) -> str:
-    """Returns the line with the operation's error from a message with the exporter's traceback."""
+    """Returns the line that states an operation's error, from a message with a long traceback."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for i, line in enumerate(lines):
         if line.startswith("Node: "):

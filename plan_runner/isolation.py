@@ -256,8 +256,8 @@ class Process:
 
     Args:
         function: See `run_isolated`.
-        shared: File descriptor that the process inherits. None if the process receives no requests
-            at its standard input.
+        shared: File descriptor that the process inherits if it receives requests at its standard
+            input; otherwise None.
     """
 
     def __init__(

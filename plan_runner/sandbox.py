@@ -158,7 +158,7 @@ class Refused(Exception):
 
 
 def missing() -> list[str]:
-    """Returns the features for a sandbox that this machine lacks."""
+    """Returns the features that a sandbox needs, and that this machine lacks."""
     system = f"{platform.system()} {platform.machine()}"
     if system != "Linux x86_64":
         return [f"sandbox for {system} (there is one for Linux x86_64)"]

@@ -335,7 +335,7 @@ class Client:
     def _check_remaining(
         self, clients: tuple[bytes, ...], among: Any, what: str, request: _Request, roster: Roster
     ) -> None:
-        """Checks that the remaining clients are enough, known, and include this client."""
+        """Checks that enough clients remain, all of them known, and this client among them."""
         minimum = max(self._plan.min_clients, self._plan.threshold(len(roster.keys)))
         if len(clients) < minimum:
             raise request.refused(

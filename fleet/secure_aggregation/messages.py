@@ -108,7 +108,8 @@ class Delivery:
 
     Attributes:
         sharers: Clients that sent shares, including the receiver.
-        parcels: Commitments and encrypted shares of each neighbour in `sharers`, in the same order.
+        parcels: Commitments and encrypted shares of each neighbour in `sharers`, in the order of
+            `sharers`.
     """
 
     sharers: tuple[bytes, ...]

@@ -346,8 +346,8 @@ def byte_counts(
 ) -> dict[str, Any]:
     """Returns the numbers and bytes that a client transfers in a round, for the manifest.
 
-    "values" counts numbers, "payload_bytes" their bytes without names and framing, and
-    "checkpoint_bytes" the bytes of the file. "download_bytes" includes the plan.
+    "values" counts numbers, "payload_bytes" counts their bytes without names and framing, and
+    "checkpoint_bytes" counts the bytes of the file. "download_bytes" includes the plan.
     """
     tensors = plan.tensors
     up = _secure(plan) if plan.secure else _checkpoint(tensors.update, UPDATE)

@@ -1,7 +1,7 @@
 """Graphs whose bytes depend only on the computation, and their checkpoints.
 
-TensorFlow and Keras number functions, layers and nodes per process. This module renames nodes by op
-and position, and functions by order of their first use.
+TensorFlow and Keras give functions, layers and nodes numbers that depend on the process. This
+module renames nodes by op and position, and functions by order of their first use.
 """
 
 from __future__ import annotations

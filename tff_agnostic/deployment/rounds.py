@@ -234,7 +234,7 @@ def expected_rounds(
     tensors: PlanTensors,
     num_rounds: int = NUM_ROUNDS,
 ) -> list[dict[str, np.ndarray]]:
-    """Runs rounds with a cohort; returns state and metrics after each, by names in checkpoints."""
+    """Runs rounds with a cohort; returns each round's state and metrics, by checkpoint name."""
     rounds = []
     for _ in range(num_rounds):
         state, metrics = training.next(state, cohort)

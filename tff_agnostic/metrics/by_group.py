@@ -68,7 +68,7 @@ class ByGroup:
 
 
 def measures_by_group(result: Mapping[str, Any], measures: Mapping[str, Measure]) -> ByGroup:
-    """Returns the measures in the content of a run's result.json."""
+    """Returns the measures that a run's result.json states, given the content of this file."""
 
     def number(values: Mapping[str, Any], name: str) -> float:
         return math.nan if values[name] is None else float(values[name])

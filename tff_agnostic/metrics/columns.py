@@ -170,7 +170,7 @@ def _column_name(name: str, split: str, further_model: Optional[str]) -> str:
 
 
 def with_role(quantities: Iterable[ReportField], role: Role) -> Optional[ReportField]:
-    """Returns the quantity with a role; None if no quantity has it."""
+    """Returns the quantity that has a given role; None if there is none."""
     return next((quantity for quantity in quantities if quantity.role is role), None)
 
 

@@ -113,7 +113,7 @@ def measured(
     measure: Measure,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
 ) -> Measured:
-    """Returns a measure on a set of examples, from sums.
+    """Returns a measure on a set of examples, computed from sums.
 
     Args:
         row: Index of the set in `over_clients`.
@@ -171,7 +171,7 @@ def _intervals(
 
 
 def metric_values(metric: Optional[Metric], ratios: np.ndarray) -> np.ndarray:
-    """Returns the values of a metric from its ratios of any shape; a loss is its ratio."""
+    """Returns the values of a metric, given an array of its ratios; a loss equals its ratio."""
     return ratios if metric is None else np.asarray(metric.value(ratios))
 
 

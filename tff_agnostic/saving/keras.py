@@ -178,9 +178,10 @@ def load_keras(file: Path, classes: Mapping[str, Any], trust: bool = False) -> t
 
 
 def architecture_text(keras_model: tf.keras.Model) -> str:
-    """Returns a string that is equal for models with equal layers, whose names may differ.
+    """Returns a string that is equal for models with equal layers; names of layers may differ.
 
-    For a model without a configuration, the string contains its class and its weights' shapes.
+    For a model without a configuration, the string contains the model's class and its weights'
+    shapes.
     """
     try:
         config = keras_model.get_config()

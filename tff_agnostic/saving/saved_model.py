@@ -215,8 +215,8 @@ def class_probabilities(predictions: tf.Tensor, are_scores: bool) -> tf.Tensor:
     """Returns the probability of each class, float [n, classes].
 
     Args:
-        predictions: Scores or probabilities of all classes, [n, classes]; or of the second of two
-            classes, [n] or [n, 1].
+        predictions: Scores or probabilities: of all classes, [n, classes], or only of the second of
+            two classes, [n] or [n, 1].
         are_scores: Whether predictions are scores instead of probabilities.
     """
     if predictions.shape.rank == 2 and predictions.shape[1] != 1:

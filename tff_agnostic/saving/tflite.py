@@ -1,4 +1,4 @@
-"""Trained models as TensorFlow Lite files, plain or quantised; a call takes one example."""
+"""Trained models as TensorFlow Lite files, plain or quantised, which take one example per call."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _NO_LETTERS = r"[^\p{L}\p{M}]"
 def store_words(text: tf.Tensor, rule: Mapping[str, Any]) -> tf.Tensor:
     """Returns texts as the import stores them: words separated by single spaces.
 
-    Texts without a letter or digit become empty. Words of a store stay unchanged.
+    Texts without a letter or digit become empty. Words that come from a store stay unchanged.
 
     Args:
         text: Typed texts, strings [n].

@@ -224,7 +224,7 @@ def _heads_below(heads: Mapping[str, str], folder: str) -> set[str]:
 def _place(child: str, links: tuple[str, ...]) -> int:
     """Returns the position of a child's first link in an index page.
 
-    For the index of a subfolder, links to any page of the subfolder count.
+    If the child is the index of a subfolder, links to any page of the subfolder count.
     """
     if child in links:
         return links.index(child)

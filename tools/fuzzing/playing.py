@@ -37,7 +37,7 @@ def is_checked(number: int) -> bool:
 
 
 def play_mutants(payload: dict[str, Any], listener: Listener, scratch: Path) -> int:
-    """Executes mutants of a range of numbers, and reports each mutant's outcome to the listener."""
+    """Executes the mutants with numbers in a range; reports each one's outcome to the listener."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     give_kernel(Kernel(*payload["kernel"]))
     # Verify an export first, so that TensorFlow loads its files before the tracing starts.
