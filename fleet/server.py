@@ -281,7 +281,7 @@ class _Plan:
         self.listener.line(f"{self.kind}: {text}")
 
     def releases_until(self, number: int) -> int:
-        """Returns how many rounds of this kind are released once round `number` is complete.
+        """Returns the number of rounds of this kind that are released when round `number` ends.
 
         Evaluation rounds have the numbers of training rounds, and so may skip numbers.
         """

@@ -49,8 +49,8 @@ def _reduce(total: np.ndarray, modulus: int) -> None:
 def apply_mask(total: np.ndarray, modulus: int, key: bytes, number: int, sign: int) -> None:
     """Adds a mask to a total in place, or subtracts the mask.
 
-    The mask is the key stream of AES-256-CTR. If the modulus is not a power of two, words from the
-    modulus's largest multiple on are skipped, so that the mask is uniform.
+    The mask is the key stream of AES-256-CTR. If the modulus is not a power of two, words at or
+    above the largest multiple of the modulus up to 2^64 are skipped, so that the mask is uniform.
 
     Args:
         key: Key from which the mask derives, used for one pair or client in one session.

@@ -337,7 +337,7 @@ def begin_message(session: bytes, plan: bytes) -> bytes:
 
 
 def list_message(kind: Type, session: bytes, items: Sequence[bytes]) -> bytes:
-    """Returns a ROSTER of KEYS messages, SURVIVORS of identities, or VOTES of VOTE messages."""
+    """Returns a message that lists KEYS messages (ROSTER), identities (SURVIVORS) or votes."""
     return header(kind, session) + listed(items)
 
 

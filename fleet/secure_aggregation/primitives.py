@@ -102,7 +102,7 @@ def seal(key: bytes, text: bytes, context: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
-    """Decrypts the output of `seal`; returns None if it, the key or the context is wrong."""
+    """Decrypts `seal`'s output; returns None if the output, the key or the context is wrong."""
     try:
         return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context)
     except InvalidTag:

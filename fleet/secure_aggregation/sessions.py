@@ -1,4 +1,4 @@
-"""Files with a party's session states, each written before the party sends an answer.
+"""Files with the states of a party's sessions; a state is written before the party answers.
 
 A completed session's file remains, without secrets, so that the session cannot run again. A folder
 belongs to one party. Never restore an older copy of a file: the party could answer a stage twice.

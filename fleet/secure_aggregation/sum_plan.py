@@ -107,10 +107,10 @@ class SumPlan:
         return digest("sum plan", json.dumps(fields, sort_keys=True).encode())
 
     def threshold(self, clients: int) -> int:
-        """Returns the minimum number of clients that must remain, and that can reveal a secret.
+        """Returns the number of clients that must at least remain; this many can reveal a secret.
 
-        More than two thirds protect against a dishonest server that controls less than a third of
-        the clients (Bonawitz et al. 2017, section 6.2).
+        A threshold of more than two thirds protects against a dishonest server that controls less
+        than a third of the clients (Bonawitz et al. 2017, section 6.2).
         """
         return 2 * clients // 3 + 1
 

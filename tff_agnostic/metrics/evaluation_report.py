@@ -56,7 +56,7 @@ _DIGITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A measure on a set of examples, and its distribution over clients with examples of the set.
+    """A measure on a set of examples, and its distribution over clients that have some of them.
 
     If a metric has a `transform`, statistics are computed from the clients' ratios, and then
     transformed. For example, the mean of perplexity is a geometric mean.
@@ -252,8 +252,8 @@ class EvaluationReport:
 
     Attributes:
         domains: Report of each domain by name.
-        clients: Number of clients by group: evaluated, without examples, with values that are not
-            finite.
+        clients: Number of clients by group: evaluated clients, clients without examples, and
+            clients with values that are not finite.
         clipped: Number of values beyond their bounds, by field of the client output; empty for
             plain sums.
         split: Split of the evaluated clients: "test", or "heldout".
@@ -451,7 +451,7 @@ def _with_all(sums: Any) -> np.ndarray:
 
 
 def client_values(measure: Measure, clients: ClientDistribution, by_size: SizeSums) -> ClientValues:
-    """Returns the distribution of a measure over the clients from the sums of an evaluation.
+    """Returns the distribution of a measure over the clients, computed from an evaluation's sums.
 
     Args:
         clients: Histograms of the measure; only the last row, for all domains, is used.

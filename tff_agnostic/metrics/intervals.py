@@ -230,7 +230,7 @@ class Spread:
         return float(scipy.special.stdtrit(self.freedom, 1 - (1 - LEVEL) / 2 / tests))
 
     def needed(self) -> Needed:
-        """Returns the factors of clients and seeds with which an effect of this size would show.
+        """Returns the factors by which clients and seeds must grow to show an effect of this size.
 
         With that many times the clients or seeds, one end of the interval would be 0, if the
         degrees of freedom stayed the same.
