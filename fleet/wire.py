@@ -32,8 +32,8 @@ class Kind(enum.IntEnum):
 
     HELLO asks a node to prove its identity, and WELCOME contains the proof. STAGE contains a
     secure-aggregation message, and the checkpoint if the client must compute its values; STAGED
-    contains the answer. Without secure aggregation, WORK contains the checkpoint, and WORKED the
-    client's update. REFUSED contains the reason as a one-line string.
+    contains the answer. Without secure aggregation, WORK contains the checkpoint, and WORKED
+    contains the client's update. REFUSED contains the reason as a one-line string.
     """
 
     HELLO = 1

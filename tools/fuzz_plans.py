@@ -3,11 +3,11 @@
     .venv/bin/python tools/fuzz_plans.py --plan EXPORT [EXPORT ...] --minutes=30
 
 A mutant is an export with random changes in graphs, messages, checkpoints, examples or the TFLite
-graph, and with matching hashes. Every second mutant runs without the check of graphs, which tests
-the sandbox. strace records the process's system calls. A find is a call that would write outside
-the process's folder, start a process or open a socket. If graphs are checked, a find counts even
-if the sandbox rejects the call; if not, it counts only if the call succeeds. A find names its
-mutant, which --only runs again.
+graph, and with matching hashes. Every second mutant runs without the check of graphs, so that its
+calls reach the sandbox. strace records the process's system calls. A find is a call that would
+write outside the process's folder, start a process or open a socket. If graphs are checked, a find
+counts even if the sandbox rejects the call; if not, it counts only if the call succeeds. A find
+names its mutant, which --only runs again.
 """
 
 import argparse

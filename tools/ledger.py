@@ -11,9 +11,9 @@ exports, columns of CSV files, numbers of JSON files, and predictions of saved m
 inputs.
 
 `compare` prints the differing entries and the places of their differences, and exits with status 1
-if there are any. With `--numbers` it compares only the table "numbers": names, layouts and settings
-may change. Record both checkouts on the same machine, because processors round differently. A
-change that only moves code keeps all files equal.
+if there are any. With `--numbers` it compares only the table "numbers", so names, layouts and
+settings may differ. Record both checkouts on the same machine, because processors round
+differently. A change that only moves code keeps all files equal.
 
 The entries are three rounds of every algorithm with every kind of sum and noise, with vectorised
 and streamed clients and a fixed noise key; the same rounds in TFF's runtime and in Ray's workers,

@@ -3,9 +3,9 @@
     python tools/plant_faults.py CHECKOUT RESULTS [--only=NAME ...]
 
 CHECKOUT is a clean checkout with its own `.venv`. For each fault in `planted_faults.toml`, the
-script changes the checkout, and runs the test files whose imports are nearest to the changed module
-until a test fails: first quick tests, then slow tests. RESULTS is a JSON file. A second call
-continues with the faults that are not in RESULTS.
+script changes the checkout, and then runs test files until a test fails: first their quick tests,
+then their slow tests. It runs those test files whose imports are nearest to the changed module.
+RESULTS is a JSON file. A second call continues with the faults that are not in RESULTS.
 """
 
 from __future__ import annotations

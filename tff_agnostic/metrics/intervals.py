@@ -5,11 +5,12 @@ clients that the model serves. Intervals of one evaluation:
 
 - A share of examples: Wilson's interval (1927), which treats examples as independent. The examples
   of a client are mostly similar, and then the interval is too narrow.
-- The mean over clients: Student's, from the spread of the histogram of the clients' values.
+- The mean over clients: Student's interval, from the spread of the histogram of the clients'
+  values.
 - A percentile over clients: between two order statistics, by the binomial distribution of the
-  number of clients below (Conover 1999, section 3.2).
-- The superquantile over clients: Student's, from the spread of its influence function (Trindade et
-  al. 2007), with at least `MIN_TAIL_CLIENTS` clients in the tail.
+  number of clients below the percentile (Conover 1999, section 3.2).
+- The superquantile over clients: Student's interval, from the spread of its influence function
+  (Trindade et al. 2007), with at least `MIN_TAIL_CLIENTS` clients in the tail.
 
 `combined` returns intervals over other test clients and other seeds, from replicates of sums
 (`Resampled`).
