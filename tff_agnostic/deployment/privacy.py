@@ -90,7 +90,7 @@ class FleetNoise(NamedTuple):
             with the run's settings.
         expected_devices: Mean number of devices in a round, by which the graphs divide; None if
             they do not.
-        server_must: Sentences on duties of the server, which the manifest adds to its general ones.
+        server_must: Sentences on duties of the server, for the manifest's list of duties.
         nodes: Privacy account, if nodes add the noise; None if the server adds it.
         draw: Cohort sampling that the guarantee assumes, as in
             `fleet.node_noise.server_noise.Draw`; empty if nodes add the noise.
