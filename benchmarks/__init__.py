@@ -1,4 +1,4 @@
-"""Measurements of this package and other simulators, which run from a checkout only.
+"""Measurements of this package and of other simulators; they only run from a checkout.
 
 This file makes the folder a package. Otherwise an installed package named `benchmarks` would be
 imported instead.

@@ -148,7 +148,7 @@ def chosen_peers() -> list[SideSpec]:
 
 
 def chosen_page() -> Optional[Page]:
-    """Returns the page of --page; None if the flag is not set."""
+    """Returns the page that --page names; None if the flag is not set."""
     if not flags.FLAGS.page:
         return None
     page = Page(Path(flags.FLAGS.page))

@@ -47,7 +47,8 @@ class Judges(NamedTuple):
     seeds: int
 
 
-# 40 clients are as in the problems of `recommend_promise`, 12 and 24 as in `hard_domains`.
+# 40 clients per domain are as many as in the problems of `recommend_promise`; 12 and 24 are as many
+# as in `hard_domains`.
 JUDGES = (Judges(40, 20, 5), Judges(12, 5, 3), Judges(12, 5, 5), Judges(24, 5, 3))
 # Confidence levels for a gain above 0: 95% two-sided, 95% one-sided, and 90% one-sided.
 LEVELS = (0.975, 0.95, 0.9)

@@ -117,14 +117,14 @@ def _sums(
 
 
 def _gains(right: np.ndarray) -> np.ndarray:
-    """Returns the gains of `_WHAT`, [..., 3], from accuracies [..., 2, domains + 1]."""
+    """Returns the gains that `_WHAT` lists, [..., 3], from accuracies [..., 2, domains + 1]."""
     gain = right[..., 1, :] - right[..., 0, :]
     worst = right[..., 1, :-1].min(axis=-1) - right[..., 0, :-1].min(axis=-1)
     return np.stack([gain[..., 0], gain[..., -1], worst], axis=-1)
 
 
 def coverage(case: Case, clients: int, seeds: int, repetitions: int) -> Sequence[Coverage]:
-    """Returns the coverage of the intervals for each gain of `_WHAT`.
+    """Returns the coverage of the intervals for each gain that `_WHAT` lists.
 
     Args:
         case: Distribution of clients and seeds.

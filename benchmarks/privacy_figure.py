@@ -22,7 +22,7 @@ _TITLES = ("high-school writers, the worst domain", "all writers")
 
 
 class Point(NamedTuple):
-    """Results of one method, kind of noise and epsilon over seeds.
+    """Results over seeds for one method, one kind of noise and one epsilon.
 
     Attributes:
         method: Name of the algorithm.

@@ -53,7 +53,8 @@ _FEATURES = 8
 _EXAMPLES = 20
 ROUNDS, _RATE = 60, 1.0
 _TRIES, _TRIALS = 2, 5
-# Clients per domain: for validation, for the command's final test, and for the gain on fresh ones.
+# Numbers of clients per domain: validation clients, test clients of the command, and fresh clients
+# on which gains are measured.
 HELDOUT, TEST, FRESH = 80, 3, 400
 _REPLICATES = 1000
 

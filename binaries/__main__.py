@@ -142,7 +142,8 @@ def _exit_like(child: int, reports: int) -> NoReturn:
             if ended:
                 break
         elif sent.si_code <= 0:
-            # Forward only signals from other processes: a terminal's signals reach the child too.
+            # Forward only signals from other processes: those from a terminal already reach the
+            # child.
             os.kill(child, sent.si_signo)
     code = os.waitstatus_to_exitcode(how)
     if code < 0:

@@ -118,7 +118,7 @@ class TwoDomains:
         return self.least(lambda_, at.w)
 
     def gap(self, w: np.ndarray, lambda_: float) -> float:
-        """Returns the duality gap: max over lambda for w, minus min over w for lambda."""
+        """Returns the duality gap: max over lambda for this w, minus min over w for this lambda."""
         return self.worst(w) - self.least(lambda_, w).value
 
 

@@ -48,7 +48,8 @@ def hard_digits(
 
     Args:
         seed: Seed that determines the chosen images and the wrong labels.
-        evaluated_clients: Number of held-out clients per domain, and also of test clients.
+        evaluated_clients: Number of held-out clients per domain, which is also the number of test
+            clients per domain.
     """
     rng = np.random.default_rng(seed)
     images, labels = sklearn.datasets.load_digits(return_X_y=True)

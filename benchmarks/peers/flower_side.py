@@ -20,7 +20,7 @@ from torch_models import make_model, num_parameters
 
 from benchmarks.timing.side import Side
 
-# One actor with one thread per core, which is faster than one actor with all cores.
+# One actor per core, with one thread each: this is faster than one actor with all cores.
 _BACKEND = {
     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
     "init_args": {"logging_level": "ERROR", "log_to_driver": False},

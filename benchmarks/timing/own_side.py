@@ -25,7 +25,7 @@ MODELS: Registry[Callable[[Workload], Model]] = Registry(
     },
 )
 
-# Installed packages whose versions to report; TensorFlow Federated may be missing.
+# Packages whose versions are reported if they are installed; TensorFlow Federated may be missing.
 _PACKAGES = [
     name
     for name in ("tensorflow", "tensorflow-federated")

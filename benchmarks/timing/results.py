@@ -80,7 +80,7 @@ class WorkloadResult:
         return self.sides[0]
 
     def ratio(self, side: SideResult) -> Optional[float]:
-        """Returns a side's seconds per round over the baseline's; None if either has no rounds."""
+        """Returns a side's seconds per round, divided by the baseline's; None without rounds."""
         return side.median / self.ours.median if side.rounds and self.ours.rounds else None
 
     @property

@@ -48,8 +48,8 @@ class CohortResult:
     """A cohort's timings, compared with a base cohort.
 
     Attributes:
-        linear: Seconds per client over the base cohort's; None if either is unknown.
-        extra_bytes: Peak memory minus the base cohort's; None if either is unknown.
+        linear: Seconds per client, divided by the base cohort's; None if either number is unknown.
+        extra_bytes: Peak memory minus the base cohort's; None if either number is unknown.
     """
 
     workload: Workload

@@ -73,7 +73,7 @@ class Side:
 
         Args:
             parameters: Number of trainable scalars of the side's model.
-            packages: Names of the packages whose versions to report.
+            packages: Names of the packages whose versions the side reports.
 
         Raises:
             SystemExit: `parameters` differs from the workload's number.

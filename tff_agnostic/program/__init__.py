@@ -28,7 +28,8 @@ __all__ = [
     "train_run",
 ]
 
-# Modules of the public names, imported on first use: a command's help needs none of them.
+# Maps each public name to its module, which is imported on first use: a command's help needs none
+# of these modules.
 _MODULES = {
     "ByGroup": "metrics.by_group",
     "ComparedRuns": "program.studies.compare",

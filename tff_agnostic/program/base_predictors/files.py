@@ -132,7 +132,8 @@ class PredictorFile:
         names: Names of the q predictors.
         arrays: Weights of the q predictors, in the order of the model's weights, arrays [q, ...].
         fingerprint: Fingerprint of the task; see `Task.fingerprint`.
-        about: Grouping, smoothing and number of examples from which the predictors were computed.
+        about: Grouping and smoothing of the predictors, and the number of examples that were
+            counted.
     """
 
     names: tuple[str, ...]
@@ -156,7 +157,7 @@ def write_predictors(path: Path, predictors: PredictorFile) -> None:
 
 
 def _header(arrays: Mapping[str, np.ndarray]) -> Optional[dict[str, Any]]:
-    """Returns the header of a file of base predictors; None if the arrays are of another file."""
+    """Returns the header of a file of base predictors; None if the file is of another kind."""
     try:
         header = json.loads(str(arrays[_HEADER]))
         return dict(header) if header["kind"] == _KIND else None
@@ -217,7 +218,7 @@ def _keras_predictor(
     probability if the last layer's activation is a sigmoid.
 
     Args:
-        architectures: Architectures of earlier files, by `BasePredictor.key`.
+        architectures: Architectures of the files that were read before, by `BasePredictor.key`.
     """
     model = mixing.task.model
     if not output_kind(model).are_models:
@@ -237,7 +238,8 @@ def _keras_predictor(
     else:
         from_scores = _has_scores(path, outputs, takes)
     key = f"{'scores' if from_scores else 'probabilities'} {architecture_text(keras_model)}"
-    # Statistics of adapted layers are constants, which a layer's configuration lacks.
+    # Adapted layers contain statistics as constants, which are not in the layer's configuration.
+    # Therefore the key also needs the digest of the file.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         key += f" of {file_digest(path)}"
     if key in architectures:
@@ -282,7 +284,7 @@ def _has_score(
 
 
 class _RunPredictors:
-    """Reads runs as base predictors; runs with equal task options share one loaded task."""
+    """Reads runs as base predictors; loads one task for all runs with equal task options."""
 
     def __init__(self, mixing: MixingTask) -> None:
         self._mixing = mixing
@@ -311,7 +313,7 @@ class _RunPredictors:
     def _recorded_task(
         self, path: Path, config: Mapping[str, Any], fingerprint: Mapping[str, str]
     ) -> Optional[Task]:
-        """Returns the task of a run; None if its model equals the mixing task's."""
+        """Returns the task of a run; None if the run has the same model as the mixing task."""
         if not config:
             return None
         if config.get("base_predictors") is not None:
@@ -392,7 +394,7 @@ def with_base_predictors(mixing: MixingTask, options: Any) -> Task:
     return dataclasses.replace(
         task,
         model=model,
-        # The ensemble replaces the task's own model, to which tracked weights belong.
+        # Tracked weights belong to the task's own model, which the ensemble replaces.
         tracked_weights={},
         fingerprint={**task.fingerprint, "base_predictors": digest(content)},
     )
@@ -442,7 +444,7 @@ def single_predictors(model: Model, models: Mapping[str, ModelWeights]) -> dict[
     """Returns one ensemble per base predictor, in which all other predictors have weight 0.
 
     Args:
-        model: The ensemble; the result is empty for other models.
+        model: The ensemble; for a model that is no ensemble, the result is empty.
         models: Models of the ensemble's run, by name; each contains all predictors.
     """
     if not isinstance(model, EnsembleModel):

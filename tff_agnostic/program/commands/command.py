@@ -59,8 +59,8 @@ class Command:
         run: Called with the arguments; returns the result.
         show: Called with the result; prints it. By default it prints nothing, as most commands
             print while they run.
-        report: Called last with the result, so that its errors lose no output; writes a report and
-            returns the report's path.
+        report: Called with the result after `show`, so that an error in the report loses no output;
+            writes a report and returns the report's path.
     """
 
     name: str

@@ -63,9 +63,10 @@ from tff_agnostic.runtimes.runtime import Runtime
 
 # Folder for results if the user names none.
 RUNS = Path("runs")
-# Flags that determine which other flags a run has, and the defaults of these flags.
+# Flags whose values determine which other flags a run has, and the defaults of those other flags.
 _CHOICES = ("algorithm", "preset", "aggregation", "privacy")
-# Entries of --arms with a file: [LABEL=]FILE.py[:...], separated by semicolons.
+# Matches the entries of --arms whose algorithm is a file, [LABEL=]FILE.py[:...]. Semicolons
+# separate entries.
 _FILE_IN_ARMS = re.compile(r"(?:^|;)(?:[^;:]*=)?\s*([^;:=]+\.py)\s*(?=$|[;:])")
 
 
@@ -124,7 +125,7 @@ class RunArguments(CommandArguments):
     def resolved_spec(
         self, settings: Mapping[str, Any], options: Optional[Mapping[str, Any]] = None
     ) -> RunSettings:
-        """Returns the settings of the run that the flags describe, with further settings.
+        """Returns the settings of the run that the flags describe, after overriding some of them.
 
         Args:
             settings: Settings, by flag, that override the given ones.
@@ -154,8 +155,9 @@ class RunArguments(CommandArguments):
         """Returns the options of a runtime, after checking that the runtime has the given options.
 
         Args:
-            before: Execution settings of a resumed run so far; see `Runtime.execution`. Settings
-                that may change last bits are kept unless the user gives others.
+            before: Execution settings that a resumed run has had so far; see `Runtime.execution`.
+                Those that may change the last bits of results are kept unless the user gives
+                others.
         """
         runtime_flags().check_used(self.runtime_values, "runtime", runtime)
         return runtime_options(runtime, self.runtime_values, before)
@@ -203,7 +205,7 @@ class RunCommand(Command):
 
         def chosen(part: str) -> str:
             default = next((values[part] for values in defaults.values()), getattr(RunConfig, part))
-            # Remove the fields of a union's member, as in `ball:radius=0.5`.
+            # Keep only the name of a union's member, such as `ball` of `ball:radius=0.5`.
             return str(given.get(part, default)).partition(":")[0]
 
         groups = [*own_groups(self.options_type), *flag_groups(RunConfig, is_flag)]
@@ -325,7 +327,7 @@ def _algorithms_in(given: Mapping[str, Any]) -> list[str]:
 def _resolved_defaults(
     task: Optional[str], algorithms: Sequence[str], preset: str
 ) -> dict[str, Mapping[str, Any]]:
-    """Returns a run's flag values without further flags, by algorithm; empty without a task."""
+    """Returns the flags' defaults in a run of each algorithm, by flag; empty without a task."""
     if task is None or task not in DEFAULTS:
         return {}
     defaults: dict[str, Mapping[str, Any]] = {}
@@ -419,7 +421,7 @@ def _absolute(value: Any) -> Any:
 
 
 def own_flags(spec: RunSettings) -> dict[str, Any]:
-    """Returns the values by flag that differ from the defaults, without --task."""
+    """Returns the values, by flag, that differ from the defaults; --task is left out."""
     flags = spec.flags()
     chosen = {name: flags[name] for name in _CHOICES}
     data_dir, data = map(optional_path, (spec.data_dir, spec.data))
@@ -429,7 +431,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
     except UserError:
         # Options of a user's algorithm may reject their own defaults.
         defaults, usual = {}, {}
-    # Compare the flags that determine other flags with the task's defaults. Data paths have no
+    # The flags that determine other flags are compared with the task's defaults. Data paths have no
     # default.
     defaults.update({name: usual.get(name) for name in _CHOICES}, task=spec.task)
     defaults.update(dict.fromkeys(DATA_PATH_FLAGS))

@@ -165,7 +165,7 @@ def _is_protected(trained: RunSettings, training_clients: bool) -> bool:
 def _states(
     noise: Optional[PrivateEvaluation], spec: RunSettings, num_models: int
 ) -> Optional[list[Any]]:
-    """Returns a noise state for each model's evaluation, with a key of this command only."""
+    """Returns a noise state for each model's evaluation; only this command uses their key."""
     if noise is None:
         return None
     key = evaluation_key(noise_key(spec.privacy), "evaluate")
@@ -196,7 +196,7 @@ def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
 
 
 def reports_to_json(reports: Mapping[str, EvaluationReport]) -> dict[str, Any]:
-    """Returns the main model's evaluation as JSON, with other models' under the key "models"."""
+    """Returns the main model's evaluation as JSON; other evaluations have the key "models"."""
     main, *others = reports
     models = {name: reports[name].to_json() for name in others}
     return {**reports[main].to_json(), **({"models": models} if models else {})}

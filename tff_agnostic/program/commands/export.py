@@ -54,7 +54,7 @@ _HOW_TO = """\
 runs it on this machine, where CLIENTS has a file NAME.tfrecord per client; more:
 docs/how_to/live_fleet.md.
 """
-# Flags of all kinds of privacy, except the limits on clients.
+# All flags that any kind of privacy has, except those that limit clients.
 _NOISE_FLAGS = {flag.name for spec in PRIVACIES.values() for flag in option_flags(spec.options)} - {
     *(flag.name for flag in option_flags(LimitedOptions)),
 }

@@ -34,7 +34,7 @@ def import_data(given: CommandArguments) -> ImportReport:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception while entered, so that temporary files are removed."""
+    """Turns SIGTERM into an exception within the context, so that temporary files are removed."""
 
     def stop(number: int, frame: Optional[FrameType]) -> None:
         del frame

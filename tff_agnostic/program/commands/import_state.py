@@ -94,7 +94,7 @@ def import_state(given: RunArguments) -> None:
     task = spec.load_task()
     algorithm, fingerprint = build_algorithm(spec, task), spec.fingerprint(task)
     for name, expected in manifest.get(FINGERPRINT, {}).items():
-        # Skip the digest of examples: nodes have their own.
+        # Skip the digest of examples: the fleet's nodes have their own examples.
         if name != DATA and fingerprint.get(name) != expected:
             raise UserError(
                 f"--plan: expected the {name} of the exported run ({expected}), found "
@@ -105,7 +105,7 @@ def import_state(given: RunArguments) -> None:
     with new_folder(args.output_dir, "--output_dir") as path:
         folder = RunFolder(path)
         make_folder(path)
-        # Write the numbers of the rounds only, as rounds of a fleet have no metrics.
+        # Write rows with only the round's number, as rounds of a fleet have no metrics.
         rows = "".join(f"{number}\n" for number in (ROUND, *range(1, completed + 1)))
         write_text(folder.metrics, rows)
         kept = trained_with(spec, fingerprint)
@@ -124,7 +124,7 @@ def _exported_run(manifest: Mapping[str, Any], completed: int, given: RunArgumen
     """Returns the settings of the run that continues a fleet's rounds.
 
     Settings that do not affect the plan, such as the runtime, have the task's defaults. The number
-    of rounds defaults to the completed ones.
+    of rounds defaults to the number of completed rounds.
     """
     if manifest.get("kind") == EVALUATION:
         raise UserError(

@@ -36,7 +36,7 @@ NEEDS: Needs = {
     "integer_clip": ("privacy", ("distributed",)),
     "participation": ("privacy", ("distributed",)),
 }
-# Factors of the requested noise and rounds in the table of neighbouring settings.
+# Factors by which the table of neighbouring settings multiplies the noise and the number of rounds.
 _NOISE_FACTORS = (0.5, 1.0, 2.0)
 _ROUND_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 # Printed noise multipliers are rounded up to multiples of 1 / _SHOWN.
@@ -80,7 +80,7 @@ def plan_privacy(given: CommandArguments) -> None:
 
 
 def answered(options: AccountingOptions) -> tuple[str, PrivacyStatement]:
-    """Returns the missing value of noise, epsilon and rounds as text, and the guarantee."""
+    """Returns the one of noise, epsilon and rounds that is not given, and the guarantee."""
     noise, epsilon, rounds = options.noise_multiplier, options.target_epsilon, options.rounds
     numbers = {"noise_multiplier": noise, "target_epsilon": epsilon, "rounds": rounds}
     delta, accountant = options.known_delta, options.privacy_accountant
@@ -91,7 +91,7 @@ def answered(options: AccountingOptions) -> tuple[str, PrivacyStatement]:
         exact = noise_for_epsilon(
             lambda z: [options.mechanism(z)], [rounds], epsilon, delta, accountant
         )
-        # Round up: the printed noise must suffice.
+        # Round the noise up, as the printed value must suffice.
         noise = math.ceil(exact * _SHOWN) / _SHOWN
         return f"the noise multiplier is {noise:.6f}", _statement(options, noise, rounds)
     if noise is not None and epsilon is not None and rounds is None:

@@ -81,7 +81,7 @@ class ArmsAsPredictors:
     """The models of earlier methods in the same trial, as base predictors.
 
     Attributes:
-        arms: Names of the methods, which precede the methods that mix them.
+        arms: Names of the methods with these models; methods that mix the models come after them.
     """
 
     arms: tuple[str, ...]
@@ -148,7 +148,8 @@ def fed_avg_arms(target: str, label: Optional[str] = None) -> dict[str, Arm]:
         "fed_avg_target_only": arm(
             f"FedAvg ({label or target})", "fed_avg_target_only", target_domain=target
         ),
-        # Section 4: "we set L to zero for that round".
+        # Ro et al. 2021, section 4, on domains that are absent in a round: "we set L to zero for
+        # that round".
         "agnostic_fed_avg": arm("AgnosticFedAvg", "agnostic_fed_avg", lambda_absent="zero"),
     }
 

@@ -36,7 +36,7 @@ def _arm(label: str, sampling: str) -> Arm:
         label,
         "fed_boost",
         rounds=300,
-        # Each client has one predictor, and every round has all of them.
+        # Each client has one predictor, so a round of all clients has all predictors.
         clients_per_round=_SPEAKERS,
         alpha_learning_rate=0.01,
         predictor_sampling=sampling,

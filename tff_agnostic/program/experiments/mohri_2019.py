@@ -10,7 +10,7 @@ _DOCTORATE, _OTHERS = "doctorate", "non-doctorate"
 ADULT = Experiment(
     title="Adult: doctorate or not",
     task="adult",
-    # Learning rates are the best of `./run tune` for 600 rounds.
+    # The learning rates are the best that `./run tune` found for 600 rounds.
     arms={
         "doctorate": arm(
             f"L {_DOCTORATE}",
@@ -71,7 +71,7 @@ _SHIRT, _PULLOVER, _T_SHIRT = "shirt", "pullover", "t-shirt/top"
 FASHION_MNIST = Experiment(
     title="Fashion-MNIST: three garments",
     task="fashion_mnist",
-    # Learning rates are the best of `./run tune`.
+    # The learning rates are the best that `./run tune` found.
     arms={
         "uniform": arm(
             "L uniform", "stochastic_afl", lambda_update="fixed", server_learning_rate=0.027

@@ -38,7 +38,7 @@ EMNIST = Experiment(
     curve="accuracy",
     harder_domain=HIGH_SCHOOL,
 )
-# Best settings of `./run tune` for 120 rounds (--scale=0.08).
+# The best settings that `./run tune` found for 120 rounds (--scale=0.08).
 _STEPS = {"client_learning_rate": 0.086, "server_learning_rate": 0.019}
 _TUNED = {
     "fed_avg": _STEPS,
@@ -54,8 +54,8 @@ MNIST_BY_WRITER = dataclasses.replace(
     title="MNIST by writer: high-school and census writers",
     task_options={
         "num_classes": 10,
-        # Keep the paper's ratio of 500 high-school to 2900 census writers; here are 289 census
-        # writers.
+        # Keep the paper's ratio of 500 high-school to 2900 census writers; this data set has 289
+        # census writers.
         "high_school_writers": 50,
     },
     raw_data=ImportOptions(

@@ -177,7 +177,7 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
             continue
         other, wanted = needs[name]
         value = values[other]
-        # Remove the fields of a union's member, as in `ball:radius=0.5`.
+        # Keep only the name of a union's member, such as `ball` of `ball:radius=0.5`.
         if (value.partition(":")[0] if isinstance(value, str) else value) not in wanted:
             raise UserError(
                 f"--{name} has no effect with --{other}={flag_text(value)}: it needs "
@@ -187,7 +187,7 @@ def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -
 
 @contextlib.contextmanager
 def flags_in_errors(*options: Any) -> Iterator[None]:
-    """Makes errors about fields of these options, or about files in fields, name the flag."""
+    """Within the context, errors about fields of these options, or files in them, name the flag."""
     mistake: Optional[UserError] = None
     try:
         yield
@@ -195,14 +195,14 @@ def flags_in_errors(*options: Any) -> Iterator[None]:
         mistake = _with_flag(e, options)
     except UserError as e:
         mistake = _with_file_flag(e, options)
-    # Raise here, so that the error has no trace of the earlier exception.
+    # Raise the error here, so that it has no trace of the earlier exception.
     if mistake is not None:
         raise mistake
 
 
 @contextlib.contextmanager
 def flags_in_hints(kind: type) -> Iterator[None]:
-    """Makes advice in errors name flags instead of options."""
+    """Within the context, advice in errors names flags instead of options."""
     mistake: Optional[UserError] = None
     try:
         yield
@@ -243,6 +243,7 @@ def _with_file_flag(error: UserError, options: Iterable[Any]) -> UserError:
     for one in options:
         for flag in option_flags(type(one)):
             if any(str(error).startswith(f"{path}:") for path in flag.files_in(one)):
-                # Keep the type: errors of user code are printed with the user's lines.
+                # Keep the error's type, because errors of user code are printed with the user's
+                # lines.
                 return type(error)(f"--{flag.name}: {error}")
     return error

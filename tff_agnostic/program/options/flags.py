@@ -135,7 +135,7 @@ class Flag:
         """Returns the help text: meaning, choices, users of the flag, and default."""
         text = self.text
         choices = self.choices
-        # A text that explains every choice already lists them.
+        # If the text explains every choice, it already lists the choices.
         if choices and not all(re.search(rf"\b{re.escape(c)}\b", text) for c in choices):
             listed = ", ".join(choices)
             text += f" One of: {listed}{'' if listed.endswith('.') else '.'}"
@@ -222,7 +222,7 @@ class Flag:
                 return _parse(where, hint, value, separator)
             except UserError as e:
                 errors.append(e)
-        # For an empty string the error about a path fits best.
+        # For an empty string, the error that expects a path fits best.
         raise errors[-1 if value == "" else 0]
 
 
@@ -230,7 +230,7 @@ class Flag:
 def union_members(hint: Any) -> dict[str, type[Options]]:
     """Returns the classes of options in a union by name: `projected_gradient: ProjectedGradient`.
 
-    Words at the end that all class names share are removed.
+    If the class names end with the same words, these words are removed.
     """
     kinds = [member for member in alternatives(hint) if is_options(member)]
     words = [re.findall(r"[A-Z][a-z0-9]*", kind.__name__) for kind in kinds]
@@ -364,7 +364,8 @@ def option_flags(kind: Any, prefix: str = "") -> tuple[Flag, ...]:
     return _all_flags(kind, prefix)
 
 
-# Cached, as commands need them several times; separate, as mypy considers classes unhashable.
+# Cached, because commands need a class's flags several times. Not merged with `option_flags`,
+# because mypy considers classes unhashable.
 @functools.cache
 def _all_flags(kind: Any, prefix: str) -> tuple[Flag, ...]:
     return tuple(_own_flags(kind, prefix, (), _defaults(kind)))

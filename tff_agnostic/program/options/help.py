@@ -48,7 +48,7 @@ def flag_groups(options: type, has: Callable[[Flag], bool] = lambda flag: True) 
 
 
 def own_groups(options: type) -> list[Group]:
-    """Returns the groups of a command's flags; "Flags of this command" heads its own class."""
+    """Returns the groups of a command's flags; the command's own are "Flags of this command"."""
     return [
         group._replace(heading="Flags of this command")
         if group.flags[0].owner is options
@@ -63,7 +63,7 @@ def _heading(kind: type) -> str:
 
 
 def without_repeated(groups: Iterable[Group]) -> list[Group]:
-    """Returns the groups without flags of earlier groups, and without empty groups."""
+    """Removes flags that an earlier group has; returns the groups that are not empty."""
     seen: set[str] = set()
     result = []
     for group in groups:

@@ -187,7 +187,7 @@ def exit_status(main: Main, argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _sigint_as_exception() -> Iterator[None]:
-    """Makes SIGINT raise an exception while entered, so that cleanup code runs."""
+    """Makes SIGINT raise an exception within the context, so that cleanup code runs."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -281,7 +281,7 @@ def resume_command(name: str, output_dir: Path) -> str:
 
 
 class StopRequest:
-    """Records the first SIGINT or SIGTERM while entered; later signals have their usual effect.
+    """Records the first SIGINT or SIGTERM in the context; later signals have their usual effect.
 
     Args:
         one_request_seconds: Seconds during which a further signal counts as the same request.

@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 def check_format(place: object, stated: Any) -> None:
-    """Checks the format version of a run's stored flags.
+    """Checks the format version of the flags that a run has stored.
 
     Args:
         place: The file that contains the flags, for the message.

@@ -74,7 +74,7 @@ def algorithm_fingerprint(name: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def building_options(name: str) -> Iterator[None]:
-    """Makes errors raised while an algorithm's options are built show the user's lines."""
+    """Context for building an algorithm's options, in which errors show the user's lines."""
     if not is_user_file(name):
         yield
         return
@@ -92,7 +92,7 @@ def _load_current(path: Path) -> _Loaded:
     try:
         stat = path.stat()
     except OSError:
-        # Reading the file raises the error about it.
+        # If the file cannot be read, `_loaded` raises the error about it.
         return _loaded(path, 0, 0)
     return _loaded(path.absolute(), stat.st_mtime_ns, stat.st_size)
 

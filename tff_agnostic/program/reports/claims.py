@@ -237,7 +237,8 @@ def majority_sentence(worse: Mapping[str, tuple[float, float]], count: int) -> s
     """Returns the text about domains where a model is no better than a constant predictor.
 
     Args:
-        worse: Accuracy of the model, and of always answering the most frequent class, by domain.
+        worse: Accuracy of the model, and of a predictor that always gives the most frequent class,
+            by domain.
         count: Number of all domains.
     """
     listed = [
@@ -264,7 +265,7 @@ def enough_clients_note() -> str:
 
 
 def split_name(split: str) -> str:
-    """Returns the word for a split's clients in sentences: test or validation."""
+    """Returns the word that sentences use for a split's clients: test or validation."""
     return split if split == TEST else {"heldout": "validation"}.get(split, split)
 
 

@@ -1,8 +1,8 @@
 """Figures of a measure's distribution over domains, with the worst on top, and over clients.
 
 Figures over clients are drawn from sums, as the server has no values of single clients. They show
-the fraction of clients up to each value, and the clients' mean by number of examples. Figures 4 and
-5 of Laguel et al. 2021 show a histogram, and a dot per client.
+the fraction of clients up to each value, and the clients' mean by number of examples. Instead,
+figures 4 and 5 of Laguel et al. 2021 show a histogram, and a dot per client.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def client_figure(
 ) -> matplotlib.figure.Figure:
     """Returns a figure of the clients' distribution function, and of their means by size.
 
-    The size of a client is its number of examples. Clients with values that are not finite count,
-    but are not drawn.
+    The size of a client is its number of examples. Clients whose values are not finite are counted,
+    but not drawn.
 
     Args:
         rows: The trials of each method by its label. The distribution function is over the clients

@@ -30,7 +30,7 @@ _TIED = " ~"
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number with its spread and interval. Only `to_json` does not round it.
+    """A number with its spread and interval. All forms of a page round it, except `to_json`.
 
     Attributes:
         value: The exact number; None if it is undefined.
@@ -131,7 +131,7 @@ class Section:
 
     Attributes:
         in_terminal: Whether a terminal shows the section.
-        is_folded: Whether a browser shows the heading alone until a reader opens the section.
+        is_folded: Whether a browser shows only the heading until a reader opens the section.
     """
 
     title: str
@@ -160,12 +160,12 @@ class Page:
 
 
 def warnings(lines: Sequence[str]) -> list[Block]:
-    """Returns a block of warnings; nothing without lines."""
+    """Returns a block of warnings; no block if there are no lines."""
     return [Sentences(lines, "warning")] if lines else []
 
 
 def text(*lines: str) -> list[Block]:
-    """Returns a block of sentences; nothing without lines."""
+    """Returns a block of sentences; no block if there are no lines."""
     return [Sentences(lines)] if lines else []
 
 

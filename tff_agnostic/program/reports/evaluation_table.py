@@ -51,7 +51,7 @@ def evaluation_table(
             columns.append([weights_name, *shown, "", ""])
         headers, *rows = map(list, zip(*columns))
         if len(report.domains) < 2:
-            # With a single domain there is no difference between the best and the worst.
+            # With a single domain, the best and the worst domain are the same.
             del rows[-2]
         text: str = tabulate(rows, headers=headers, disable_numparse=True, stralign="right")
         return text

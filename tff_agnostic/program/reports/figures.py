@@ -130,7 +130,8 @@ def quantity_figure(
     """Returns a figure of a quantity over the rounds, with a curve for each of its columns.
 
     With many domains, only the worst at the end of training have colours and names, and the others
-    are grey. If neither direction is better, the largest replace the worst.
+    are grey. If neither direction is better, the domains with the largest values are highlighted
+    instead.
     """
     shown = _highlighted(quantity, columns, values)
     others = [column for column in columns if column not in shown]
@@ -149,7 +150,7 @@ def quantity_figure(
     finish_course(axes, quantity.label, quantity.unit)
     if quantity.per_domain:
         handles, texts = axes.get_legend_handles_labels()
-        # Grey curves are drawn first, so that they are below the others. List them last.
+        # Grey curves are drawn first, to be below the others, but they are last in the legend.
         order = [*range(1, len(texts)), 0] if others else range(len(texts))
         which = "the largest" if quantity.higher_is_better is None else "the worst"
         figure.legend(

@@ -39,7 +39,8 @@ def write_page(folder: Path, page: Page, title: Optional[str] = None) -> Path:
     """Writes page.json and report.html into a folder; returns the path of report.html.
 
     Args:
-        title: Heading; by default the heading of the replaced page, or else of this page.
+        title: Heading; by default that of the report to replace, or this page's if there is no such
+            report.
     """
     if not title and (folder / PAGE).is_file():
         title = str(read_json(folder / PAGE).get("title") or "")
@@ -79,7 +80,8 @@ def _environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    # Markup is a part of the template whose values have already passed through here.
+    # `Markup` comes from parts of the template; its values have already passed through this
+    # function.
     is_plain = isinstance(value, str) and not hasattr(value, "__html__")
     return printable(value) if is_plain else value
 

@@ -67,7 +67,8 @@ _PLAIN = "plain"
 _DISTRIBUTED = "distributed"
 _ALL = "all"
 _NUM_CLIENTS = "num_clients"
-# Maximum and minimum points of a curve, and maximum points of a figure, to keep pages small.
+# Maximum and minimum number of points in a curve, and maximum number of points in a figure, to keep
+# pages small.
 _MAX_POINTS, _MIN_POINTS = 300, 20
 _FIGURE_POINTS = 3000
 # Maximum number of domains in the table of weights.
@@ -123,7 +124,7 @@ def write_run_report(
 
 @contextmanager
 def with_results_kept(folder: Path) -> Iterator[None]:
-    """Adds to an error about the report that the results are complete."""
+    """Within the context, errors about the report also say that the results are complete."""
     try:
         yield
     except UserError as e:
@@ -133,7 +134,7 @@ def with_results_kept(folder: Path) -> Iterator[None]:
         ) from e
 
 
-# --- Sections of run pages only
+# --- Sections that only the pages of runs have
 
 
 def _summary(run: RunRecord) -> list[Block]:

@@ -28,7 +28,7 @@ _STATED_HERE = ("small_domains", "domains_without_examples")
 
 
 def harm(run: RunRecord) -> list[str]:
-    """Returns the most serious warnings: neglected domains, losses out of range."""
+    """Returns the most serious warnings, about neglected domains and losses out of range."""
     return [capitalized(r["text"]) for r in _remarks(run) if r["kind"] in TRAINING_WARNINGS]
 
 
@@ -83,7 +83,7 @@ def _not_evaluated(run: RunRecord) -> Iterator[str]:
 
 
 def _few(run: RunRecord) -> Iterator[str]:
-    """Yields warnings of domains with few examples or clients."""
+    """Yields warnings about domains with few examples or clients."""
     split, clients = split_name(run.split), ("over_clients", "loss", "num_clients")
     trained = run.about("data", "train", "domains") or {}
     cases = [

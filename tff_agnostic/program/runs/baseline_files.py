@@ -31,13 +31,15 @@ _TRAINING_PARTS = ("train", "kept_out", "first_epoch")
 def with_known_baselines(task: str, algorithm: Any, privacy: str) -> tuple[Any, tuple[str, ...]]:
     """Replaces the path in an algorithm's settings by the baselines in that file or run.
 
-    Baselines that first require training or counting stay `OWN` or `TRIVIAL`, for `runs.baselines`.
+    Baselines that require training or counting first stay `OWN` or `TRIVIAL`; `runs.baselines` then
+    computes them.
 
     Args:
         privacy: Privacy of the run. Private runs reject baselines from their clients' data.
 
     Returns:
-        The settings, and the domains of the file or run in order; no domains without a path.
+        The settings, and the names of the domains in the file or run, in order; no names if the
+        settings contain no path.
     """
     baselines = algorithm.lambda_.baselines if isinstance(algorithm, LambdaOptions) else None
     if not isinstance(baselines, str):

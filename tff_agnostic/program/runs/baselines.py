@@ -1,8 +1,9 @@
 """Baselines of excess losses computed before training: baseline runs, and trivial predictors.
 
-A baseline run is FedAvg on a single domain's examples, with the given settings and as many passes
-over them as in the shared run. It is stopped early: the baseline is the loss after the round with
-the lowest loss on the domain's held-out examples. Together, baseline runs cost about one run.
+A baseline run is FedAvg on a single domain's examples, with the given settings. It makes as many
+passes over these examples as the run that needs the baseline. It is stopped early: the baseline is
+the loss after the round with the lowest loss on the domain's held-out examples. Together, baseline
+runs cost about one run.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ def with_baselines(
 ) -> list[RunSettings]:
     """Computes the baselines that runs request, and returns the runs with these numbers.
 
-    Runs whose baseline runs would only differ in the seed share the first run's baselines.
+    Runs share the first run's baselines if their own baseline runs would differ only in the seed.
 
     Args:
         folder: Parent folder of the baseline runs, which are in baselines/, then baselines/2/ and
             so on.
         stop: Records signals; after a signal, baseline runs stop and can be resumed.
         load_task: Called with settings; returns the task, evaluated on held-out clients. None for
-            the task's held-out split.
+            the held-out split of the task itself.
     """
     made: list[tuple[Any, Path]] = []
     printed: set[str] = set()
@@ -108,7 +109,7 @@ def with_baselines(
 
 
 def _settings(spec: RunSettings, word: str, has_heldout: bool) -> dict[str, Any]:
-    """Returns the settings that determine baseline runs, except the seed: trials share the runs."""
+    """Returns the settings that determine baseline runs, except the seed, which trials vary."""
     flags = (_reference(spec, has_heldout) if word == OWN else spec).flags()
     if word == TRIVIAL:
         flags = {name: value for name, value in flags.items() if name not in spec.settings()}
@@ -232,7 +233,7 @@ def _domain_reference(
 ) -> RunSettings:
     """Returns the settings of a domain's baseline run.
 
-    The run makes as many passes over the domain's clients as the shared run.
+    The run makes as many passes over the domain's clients as the run that needs the baseline.
     """
     config = reference.config
     cohort = min(config.clients_per_round, num_domain_clients)

@@ -244,7 +244,8 @@ def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
     """
     options = spec.algorithm
     if not isinstance(options, LambdaOptions) or isinstance(options.lambda_.set, SimplexSet):
-        # Among all mixtures the worst is a single domain, which evaluations report anyway.
+        # Among all mixtures, the worst one is a single domain, and evaluations report the losses
+        # of single domains anyway.
         return None
     expected_counts = np.asarray(_expected_counts(spec, task))
     with flags_in_errors(options):

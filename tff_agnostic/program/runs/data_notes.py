@@ -162,7 +162,7 @@ def rarely_present(
         sampling: A name in `data.sampling.COHORT_SAMPLINGS`.
         clients_per_round: Number of clients c in a round.
         without_it: Change of lambda in a round without the domain, such as "stays as it is".
-        ways: Advice other than having the domain in more rounds.
+        ways: Advice that is given in addition to having the domain in more rounds.
     """
     presence = expected_presence(counts, sampling, clients_per_round)
     num_holders = np.sum(counts > 0, axis=0)

@@ -79,8 +79,8 @@ def _ignored_by_baselines(flag: str, run: RunSettings) -> Optional[str]:
 
 
 def _ignored_by_noise(flag: str, config: RunConfig) -> Optional[str]:
-    # Private updates are clipped by their norm. The bound of a coordinate only determines how
-    # secure sums are rounded if clients add no noise, and possibly bounds of a user's algorithm.
+    # Private updates are clipped by their norm. The bound of a coordinate only matters for the
+    # rounding of secure sums if clients add no noise, and possibly in a user's algorithm.
     rounds = config.aggregation == "secure" and config.privacy != "distributed"
     if flag != "limit_update" or config.privacy == "none" or rounds:
         return None

@@ -63,7 +63,7 @@ class Evaluations(Observer):
         return round_num % self._every == 0 or round_num == self._rounds
 
     def evaluated(self, round_num: int) -> Optional[str]:
-        """Returns `Release.evaluated` of the evaluation after a round; None if none is due."""
+        """Returns `Release.evaluated` of the evaluation after a round; None without evaluation."""
         return self._evaluated[round_num == self._rounds] if self.is_due(round_num) else None
 
     def num_due(self, after: int, up_to: int) -> int:

@@ -60,7 +60,7 @@ SIMULATION_SETTINGS = (
 OPTIONS, SETTINGS_FORMAT, FINGERPRINT = "task_options", "settings_format", "fingerprint"
 # Entry of an evaluation's manifest with the name of the model.
 EVALUATED_MODEL = "evaluated_model"
-# Prefix of an app's own example collections; our clients read no others.
+# Prefix of the example collections that belong to an app; our clients read no other collections.
 _APP_PREFIX = "app:/"
 # Number of clients to read for the value ranges of made-up clients.
 _MAX_READS = 20

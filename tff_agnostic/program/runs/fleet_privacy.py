@@ -70,8 +70,8 @@ class FleetPrivacy(NamedTuple):
     Attributes:
         aggregation: Aggregation with noise.
         noise: The fleet's noise, for the manifest.
-        restore: Called with the initial state; returns the state from which the fleet starts. Its
-            noise key is not the fleet's.
+        restore: Called with the initial state; returns the state from which the fleet starts. The
+            noise key in this state is not the fleet's.
         evaluation_changes: Fields of `EvaluationMetrics` to replace.
     """
 
@@ -201,7 +201,7 @@ def _evaluation_privacy(
         )
 
     def restored(initial: RunState) -> RunState:
-        # Take the weights of the training, without its secrets.
+        # Take the weights that the training reached, without the secrets in its state.
         return trained(_sums(privacy))._replace(aggregations=initial.aggregations)
 
     def measurement(model: Model, num_domains: int) -> Measurement:
@@ -221,7 +221,7 @@ def _evaluation_privacy(
 
 
 def _draw(mechanism: Mechanism, clients: int, per_round: float) -> dict[str, Any]:
-    """Returns the manifest's entry on the cohort sampling that an account assumes.
+    """Returns the manifest's entry on the cohort sampling that the privacy account assumes.
 
     Args:
         clients: Number of clients of the population.

@@ -63,14 +63,14 @@ _HINTS = {
 # Key in config.json of the runtime settings that can change last bits.
 _EXECUTION = "execution"
 FINGERPRINT = "fingerprint.json"
-# Setting with the initial model; also the name of its digest and of its copy.
+# Name of the setting with the initial model, and of the model's digest and copy.
 INITIAL_MODEL = "initial_model"
 _BLOCK = 1 << 20
 # Seconds to wait for a lock: a killed process keeps its locks until its memory is freed.
 _PATIENCE_SECONDS = 3.0
 # Keys of `Checkpoint.trained_with`.
 _SETTINGS, _FINGERPRINT = "settings", "made_of"
-# Maximum number of settings to list about a checkpoint of another run.
+# Maximum number of different settings in the error about a checkpoint of another run.
 _MAX_SETTINGS = 5
 
 
@@ -134,7 +134,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def claim(self, spec: RunSettings, resume: bool) -> Iterator[Optional[SavedRun]]:
-        """Reserves the folder for a run, and excludes other processes, while entered.
+        """Context in which the folder is reserved for a run, and other processes are excluded.
 
         Yields:
             The folder's run; None if it has none. See `check`.
@@ -145,7 +145,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Creates the folder if it is missing, and locks it while entered."""
+        """Creates the folder if it is missing, and locks it within the context."""
         make_folder(self.path)
         with folder_lock(self.path, patience=_PATIENCE_SECONDS) as is_ours:
             if not is_ours:

@@ -60,7 +60,7 @@ def weightless_domains(
     """Returns the domains whose lambda has fallen to nearly 0, with lambda by name.
 
     Args:
-        lambda_: Final lambda, [p]; see `last_lambda`.
+        lambda_: Returns the lambda of each domain whose lambda has fallen to nearly 0, by name.
     """
     limit = _NEAR_ZERO / len(domain_names)
     given = algorithm.lambda_.initial or (1.0,) * len(domain_names)
@@ -268,7 +268,7 @@ def remarks_at_end(
         what = f"one that gives all {count} classes the same probability"
         remarks += absurd_losses(end, equal, what, rates)
     elif first is not None and settings["initial_model"] is None:
-        # The loss of a trained model may start near 0.
+        # Do not check the loss of a trained initial model, which may be near 0 in the first round.
         remarks += absurd_losses(end, first, "the first round, before any training,", rates)
     return remarks
 

@@ -59,7 +59,8 @@ class StopOnSignal(Observer):
 
     def after_round(self, finished: FinishedRound) -> None:
         """Stops the run if a signal requested it, unless the round is the last one."""
-        # Read it once: a signal between two reads would stop the run without saving.
+        # Read the signal's number only once: a signal between two reads would stop the run without
+        # saving.
         if self._stop.signal_number is not None and finished.num < finished.last:
             finished.stop = True
 
@@ -100,7 +101,7 @@ class Checkpoints(Observer):
 
 
 class Progress(Observer):
-    """Shows round, worst domain, its loss and its weight in a bar, or in lines without a terminal.
+    """Shows round, worst domain, its loss and its weight: in a bar, or else in lines of output.
 
     Args:
         runtime: Executes the rounds; its events are shown.
@@ -245,7 +246,8 @@ class TensorBoard(Observer):
             if column.name in numbers:
                 values = scalars.setdefault(column.domain, {})
                 values[column.quantity.name] = numbers[column.name]
-        # Enter once per round, as changing a logger's level costs more than writing an event.
+        # Enter these contexts once per round, as changing a logger's level costs more than writing
+        # an event.
         with write_errors(self._folder), tensorflow_writes():
             for domain, values in scalars.items():
                 event = _event(wall_time=time.time(), step=round_num, summary=_summary(values))

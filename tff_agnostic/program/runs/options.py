@@ -54,7 +54,8 @@ CHANGEABLE_ON_RESUME: Mapping[str, str] = {
     "checkpoint_every": "",
     "keep_checkpoints": "",
 }
-# Options that folders do not store, with their values in a run read from a folder.
+# Options that the folders of runs do not store, and their values when a run is read from its
+# folder.
 NOT_STORED: Mapping[str, Any] = {"trust": False}
 
 
@@ -140,7 +141,8 @@ class RunConfig(Options):
             raise UserError(
                 f"--client_percentiles: expected numbers above 0 and below 100, found {first}"
             )
-        # Percentiles name columns, so two that round to the same name count as equal.
+        # Columns are named after percentiles, so two percentiles with the same rounded name count
+        # as equal.
         names = list(map(percentile_name, self.client_percentiles))
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -279,7 +281,7 @@ def resolve_initial_model(path: Path) -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _newest_file(folder: Path, changed: int) -> Optional[Path]:
-    """Reads checkpoints and warns of damaged ones, once for all trials of a comparison."""
+    """Returns the newest readable checkpoint; cached, so that trials read and warn only once."""
     del changed
     return newest_checkpoint_file(folder)
 

@@ -82,11 +82,11 @@ def check_plan(
     completed: int,
     evaluations: Evaluations,
 ) -> None:
-    """Checks that a resumed run has the evaluations for which its budget's noise was computed.
+    """Checks that a resumed run plans the evaluations for which its noise was computed.
 
     Args:
-        earlier: The resumed run's previous number of rounds, and of rounds between evaluations;
-            None for a new run.
+        earlier: Numbers of rounds, and of rounds between evaluations, that the resumed run had
+            before; None for a new run.
     """
     has_budget = private.evaluation is not None and isinstance(
         getattr(spec.privacy, "private_evaluation", None), BudgetEvaluation
@@ -135,7 +135,7 @@ def _start_flags(spec: RunSettings) -> list[str]:
 
 
 def _released_statistics(task: Task) -> list[str]:
-    """Returns one text with the statistics of training clients in models; none without them."""
+    """Returns one text on the clients' statistics in models; no text without such statistics."""
     inputs = task.inputs
     are_released = {
         "means and deviations": inputs is not None

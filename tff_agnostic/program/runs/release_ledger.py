@@ -33,7 +33,7 @@ class ReleaseLedger:
         self.releases: list[Release] = []
 
     def load(self, shown: int) -> None:
-        """Reads the file; `write` then removes a cut-off line.
+        """Reads the file, except for a last line that is cut off, which `write` then removes.
 
         A last line without a line break was cut off by a crash, before its evaluation was shown.
 
@@ -61,8 +61,9 @@ class ReleaseLedger:
         """Enters a release before it is shown, unless its noise was used for other sums.
 
         Returns:
-            Whether the release may be shown. False if other sums were released with the same
-            noise, as the difference would be exact. A release entered twice counts once.
+            Whether the release may be shown. False if other sums were released with the same noise,
+            as the difference of the two releases would have no noise. A release entered twice
+            counts once.
         """
         same_noise = [earlier for earlier in self.releases if earlier.place == release.place]
         if not same_noise:

@@ -49,7 +49,7 @@ def write_results(
     remarks: Iterable[Remark],
     security: Optional[SecurityReport],
 ) -> list[str]:
-    """Writes the files of a completed run; result.json, which completes it, is last.
+    """Writes a completed run's files; result.json, which marks the run as complete, is last.
 
     Args:
         models: The weights of each model after the last round, the main one first.

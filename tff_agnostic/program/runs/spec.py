@@ -211,7 +211,7 @@ def resolve(
         shared: Options of several runs; unlike given ones, they may have no effect on this run.
     """
     defaults = DEFAULTS[task]
-    # The first layer with a flag determines its value.
+    # The first layer of settings with a value for a flag determines the value.
     layers = [dict(one) for one in (given, shared, inherited or {}, defaults.settings)]
     name = ChainMap(*layers).get("algorithm", RunConfig.algorithm)
     if is_user_file(name):
@@ -385,7 +385,7 @@ def differences(
     """
     saved, current = earlier.flags(), spec.flags()
     free = {*CHANGEABLE_ON_RESUME, *_identified_by_content(spec, known_content)}
-    # Ignore a flag of only one run, which belongs to another algorithm or aggregation.
+    # Ignore a flag that only one of the runs has: it belongs to another algorithm or aggregation.
     names = sorted({*current} & {*saved}, key=lambda name: (name not in _CHIEF, name))
     different = [name for name in names if current[name] != saved[name] and name not in free]
     if {*different} & {*_CHIEF}:
@@ -409,7 +409,7 @@ def settings_changes(earlier: RunSettings, spec: RunSettings) -> list[str]:
 
 
 def _identified_by_content(spec: RunSettings, known_content: Container[str]) -> set[str]:
-    """Returns the flags of files whose content the fingerprint of the earlier run contains."""
+    """Returns the flags that name files whose digests are in the earlier run's fingerprint."""
     flags = {*DATA_PATH_FLAGS} if DATA in known_content else set()
     return flags | {flag for flag in path_flags(spec) if flag in known_content}
 

@@ -126,8 +126,8 @@ def runtime_options(
 
     Args:
         given: Given options, by flag.
-        execution: Execution settings of a resumed run so far; see `Runtime.execution`. Settings
-            that may change last bits are kept unless the user gives others.
+        execution: Execution settings that a resumed run has had so far; see `Runtime.execution`.
+            Those that may change the last bits of results are kept unless the user gives others.
     """
     kept = {
         f.name: execution[f.name] for f in option_flags(ExecutionOptions) if f.name in execution
@@ -138,7 +138,7 @@ def runtime_options(
 
 @contextlib.contextmanager
 def started(runtime: str, options: Options) -> Iterator[Any]:
-    """Starts a runtime while entered; errors about its options name their flags."""
+    """Context with a started runtime, in which errors about its options name their flags."""
     with flags_in_errors(options), RUNTIMES[runtime].build(options) as entered:
         yield entered
 
@@ -154,7 +154,7 @@ def train_in_folder(
     """Trains a run, and prints notes and warnings for its user; see `train_run`.
 
     Args:
-        runtime: Started runtime of the rounds.
+        runtime: Started runtime that executes the rounds.
         stop: Records the signals that request a stop.
         resume: Whether to resume the folder's run, if it has one.
     """

@@ -43,7 +43,7 @@ _RATE_FLAGS = "--client_learning_rate or --server_learning_rate"
 
 
 def has_result(path: Path, config: RunConfig) -> bool:
-    """Returns whether a result.json covers all rounds, evaluated with the run's settings."""
+    """Returns whether a result.json is of all rounds, with evaluations by the run's settings."""
     if not path.exists():
         return False
     result = read_json(path)
@@ -52,7 +52,7 @@ def has_result(path: Path, config: RunConfig) -> bool:
         distributions = result["overall"]["over_clients"].values()
         has_statistics = all(name in one for one in distributions for name in statistics)
     except (AttributeError, LookupError, TypeError):
-        # Damaged numbers raise an error where they are read.
+        # Ignore damaged numbers here: they raise an error where they are read.
         has_statistics = True
     return bool(
         result.get("rounds") == config.rounds
@@ -302,7 +302,7 @@ class TrainingRun:
 
 @contextlib.contextmanager
 def _rate_flags() -> Iterator[None]:
-    """Makes the error about a diverged model name the flags of the learning rates."""
+    """Within the context, errors about a diverged model name the flags of the learning rates."""
     try:
         yield
     except Diverged as e:

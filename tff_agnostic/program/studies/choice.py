@@ -23,7 +23,7 @@ from tff_agnostic.program.studies.gains import Estimates, Gain, difference, esti
 from tff_agnostic.program.studies.search_space import Objective, Term
 
 REGRET = "regret"
-# Maximum differences that count as near: of shares, and of other numbers in nats.
+# Maximum differences that count as near, for shares and for other numbers (in nats).
 _POINTS, _NATS = 0.02, 0.05
 _GROUPS = {"worst": WORST, "overall": OVERALL}
 
@@ -34,8 +34,8 @@ class Standing:
 
     Attributes:
         gain: Gain in the objective.
-        loss: Amount by which the average over all examples is worse than FedAvg's: a difference of
-            shares, otherwise a fraction of FedAvg's average.
+        loss: Amount by which the average over all examples is worse than FedAvg's: for shares the
+            difference, otherwise a fraction of FedAvg's average.
         is_whole: Whether at least as many clients had finite numbers as with FedAvg.
     """
 
@@ -163,7 +163,7 @@ def best_looking(
 
 
 def near(better: float, unit: Unit) -> float:
-    """Returns the largest difference from the value of a better method that counts as near."""
+    """Returns the largest difference at which a method still counts as near a better one."""
     if unit is Unit.FACTOR:
         return better * math.expm1(_NATS)
     return _POINTS if unit is Unit.SHARE else _NATS

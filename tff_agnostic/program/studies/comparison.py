@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def main_measure(self) -> Measure:
-        """The measure of verdicts: the first metric, or the loss without one."""
+        """The measure of verdicts: the first metric, or the loss if there are no metrics."""
         return self.measures[main_measure(self.measures)]
 
     @property

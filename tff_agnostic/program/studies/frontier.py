@@ -93,7 +93,7 @@ def _to_domains(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterat
 
 
 def _between(shares: np.ndarray, points: int, names: Sequence[str]) -> Iterator[Mixture]:
-    """Yields the mixtures of two domains at equal distances, without the training mixture."""
+    """Yields evenly spaced mixtures of two domains, without the training mixture."""
     pair = [int(i) for i in np.flatnonzero(shares)]
     for k in range(points):
         weights = np.zeros(len(shares))

@@ -251,8 +251,9 @@ def trial_specs(
 
     Args:
         arms: The methods, by the names of their folders.
-        called: Name in --override of each method that --override does not call by its folder, such
-            as "mixtures" for every mixture. --override cannot change the settings in such an `Arm`.
+        called: Names in --override of the methods that --override does not name by their folders,
+            such as "mixtures" for every mixture. --override cannot change the settings in the `Arm`
+            of such a method.
     """
     owners = {name: (called or {}).get(name, name) for name in arms}
     further = overrides(given, list(dict.fromkeys(owners.values())))

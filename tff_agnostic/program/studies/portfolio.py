@@ -73,9 +73,9 @@ FACTORS = (
     (0.25, 1.0),
     (0.5, 0.1),
 )
-# Number of methods with more trials, in addition to FedAvg.
+# Number of methods, besides FedAvg, that get more trials.
 FINALISTS = 2
-# Number of settings per method without --tries and --hours.
+# Number of settings per method if neither --tries nor --hours is given.
 TRIES = 3
 # First parts of the names of search runs and of baseline runs; folder of the final runs.
 _SEARCH, _REFERENCES, FINAL = "search", "references", "final"
@@ -126,7 +126,7 @@ def schedule_within(
     every = sum(by_row.values())
     others = sorted(s for row, s in by_row.items() if row != BASELINE)
     finalist_seconds = by_row[BASELINE] + sum(others[-FINALISTS:])
-    # The final runs are of FedAvg and of the choice, which may be the slowest method.
+    # The final runs train FedAvg and the chosen method, which may be the slowest one.
     final_seconds = by_row[BASELINE] + max(by_row.values())
     for trials in range(most.trials, 0, -1):
         at_end = trials * final_seconds
@@ -238,7 +238,8 @@ class PortfolioSearch:
 
     Attributes:
         fixed: Settings of each method that the search does not change: {METHOD: {FLAG: VALUE}}.
-        may_lose: Largest loss of the average; see `choice.chosen`.
+        may_lose: Maximum amount by which the average may be worse than FedAvg's; see
+            `choice.chosen`.
         excluded: Reasons for not trying methods, by method.
     """
 
@@ -252,7 +253,7 @@ class PortfolioSearch:
 
     @functools.cached_property
     def settings(self) -> dict[str, list[dict[str, Any]]]:
-        """All settings to try of each method, in order; a setting has values by flag."""
+        """All settings to try for each method, in order; a setting maps flags to values."""
         return {
             row: [
                 {**fixed, **changes}
@@ -305,7 +306,7 @@ class PortfolioSearch:
         )
 
     def train_final(self, rows: Iterable[str], searched: SearchResults) -> ComparedRuns:
-        """Trains methods on all training clients at their best settings; uses the test clients."""
+        """Trains methods at their best settings on all training clients; evaluates test clients."""
         trials = range(searched.schedule.trials)
         specs = {
             row: [self.rows.spec(row, searched.changes[row], k, is_final=True) for k in trials]
@@ -323,7 +324,7 @@ class PortfolioSearch:
             return train_comparison(runs, trainer, specs, stages, labels, show)
 
     def _make(self, jobs: Sequence[Job[RunSettings]], what: str) -> Optional[str]:
-        """Makes the missing runs; returns why the first run without a result has none."""
+        """Makes the missing runs; returns the reason of the first one without a result, if any."""
         done, show = len(jobs) - len(self.runs.open(jobs)), self.rows.given.show_progress
         with LongWork(what, len(jobs), "runs", done, show) as work:
             outcomes = self.runs.make(jobs, work)
@@ -358,7 +359,7 @@ class PortfolioSearch:
         """Returns the index of each method's best setting, and the first trial of every setting.
 
         Args:
-            number: Number of settings of each method to compare.
+            number: Number of settings to compare for each method.
         """
         jobs = {
             (row, k): self._job(row, k, 0)

@@ -146,7 +146,8 @@ class RecommendRequest:
 
     Attributes:
         rows: The methods, before any is excluded.
-        may_lose: Largest loss of the average; see `choice.chosen`.
+        may_lose: Maximum amount by which the average may be worse than FedAvg's; see
+            `choice.chosen`.
     """
 
     rows: Rows

@@ -45,7 +45,8 @@ class Recommendation:
     Attributes:
         searched: Results on the validation clients.
         choice: The method that is significantly better than FedAvg; None without one.
-        may_lose: Largest loss of the average; None for any loss.
+        may_lose: Maximum amount by which the average may be worse than FedAvg's; None for any
+            amount.
         final: FedAvg and the choice on the test clients.
     """
 

@@ -121,7 +121,7 @@ def split_into_stages(first: RunSettings, whole: RunSettings) -> tuple[RunSettin
 
     Args:
         first: Settings of the first stage, with any number of rounds.
-        whole: Settings of the second stage, with the number of rounds of both stages.
+        whole: Settings of the second stage, with the number of rounds of both stages together.
     """
     rounds = whole.config.rounds
     if rounds < _MIN_ROUNDS:
@@ -143,7 +143,7 @@ def _with(spec: RunSettings, **changes: Any) -> RunSettings:
 
 
 def _check_same_rounds(folder: Path, row: str, pairs: Stages) -> None:
-    """Checks that stages have as many rounds as before, as the second starts from the first."""
+    """Checks that both stages have as many rounds as in the runs that exist already."""
     for k, (first, second) in enumerate(pairs):
         for spec, name in ((first, f"{FIRST_STAGES}/{row}"), (second, row)):
             run_folder = trial_folder(folder, name, k)

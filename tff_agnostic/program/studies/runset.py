@@ -277,7 +277,7 @@ class RunSet(Generic[Settings]):
         return job.second_stage(job.settings, self.run_folder(job.after))
 
     def path(self, name: str) -> Path:
-        """Returns the folder of a name; a run with this name has its folder in there."""
+        """Returns the folder runs/NAME, which contains the folder of a run with this name."""
         return self.folder / _RUNS / name
 
 

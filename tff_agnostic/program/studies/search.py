@@ -176,7 +176,7 @@ class Search:
             return sum(map(self.runs.seconds, self.arms))
         return sum(len(self.trials(name)) for name in self.arms) * len(self.seeds)
 
-    # --- The next trial
+    # --- Methods for taking the next trial
 
     @property
     def is_complete(self) -> bool:
@@ -184,7 +184,7 @@ class Search:
         return all(self._used(name) >= 1 for name in self.arms)
 
     def _used(self, name: str) -> float:
-        """Returns the used fraction of a method's budget; from 1 on it has no further trial."""
+        """Returns the used fraction of a method's budget; at 1 or more, it has no further trial."""
         trials, used = self.trials(name, COUNTED), 0.0
         if self.budget.trials is not None:
             used = len(trials) / self.budget.trials
@@ -275,8 +275,8 @@ class Search:
             specs = [arm.spec(claim.trial.params, seed) for seed in self.seeds]
             check_run(specs[0], load_task(specs[0]))
         except UserError as e:
-            # Each value is valid alone, so the values are incompatible. If the given settings
-            # themselves are now invalid, as with a missing file, the search ends.
+            # Each value is valid by itself, so the error is about incompatible values. If the given
+            # settings themselves are now invalid, as with a missing file, the search ends.
             arm.check(self.seeds[0], load_task(arm.spec({}, self.seeds[0])))
             return None, f"refused: {e}"
         values: list[float] = []

@@ -29,7 +29,8 @@ _BAR = "|"
 _NUMBERS = (int, float)
 # Relative tolerance of the number of steps in a range, as decimal numbers are inexact.
 _TOLERANCE = 1e-9
-# Settings of every run that may be searched: they change neither its length nor its evaluation.
+# Settings that all runs have and that may be searched, as they change neither a run's length nor
+# its evaluation.
 _RUN_SETTINGS = ("clients_per_round", "cohort_sampling", "max_examples")
 _ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
 # Decimals of plain numbers in tables.

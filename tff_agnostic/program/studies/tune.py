@@ -42,7 +42,7 @@ BEST_FLAGS, COMPARE_FLAGS, RESULT = "best.flags", "compare.flags", "tuned.json"
 _DATA_FILE = "data.secret"
 _MAX_REPEATS = 1000
 _SECONDS_PER_HOUR = 3600.0
-# Number of trials per method without --trials and --hours.
+# Number of trials per method if neither --trials nor --hours is given.
 _TRIALS = 20
 # Fraction of the rounds of a trial before it may end early.
 _WARM_UP = 0.25

@@ -137,7 +137,7 @@ class SearchResult:
 
 
 def as_given(name: str) -> str:
-    """Returns the name of the method with given settings."""
+    """Returns a method's name in results of its given settings, instead of its best settings."""
     return f"{name} (as given)"
 
 
@@ -179,7 +179,7 @@ def tuning_page(
 
 
 def _figures(result: SearchResult) -> list[Block]:
-    """Returns figures of the gains of best over given settings, and of methods over FedAvg."""
+    """Returns figures of gains: of the best over the given settings, and of methods over FedAvg."""
     baseline, best = result.best_runs.baseline, result.best
     given = [n for n, trial in result.given.items() if trial.number != best[n].number]
     pairs = [(n, as_given(n)) for n in given] + [(n, baseline) for n in best if n != baseline]

@@ -24,7 +24,7 @@ from tff_agnostic.program.runs.spec import RunSettings
 from tff_agnostic.program.studies.trainer import LoadedTasks
 from tff_agnostic.tasks.task import HELDOUT_SPLIT, Task
 
-# One in this many training clients validates if a task has no held-out clients.
+# If a task has no held-out clients, one in this many training clients is a validation client.
 _ONE_IN = 5
 # Distinguishes this random stream from other streams with the run's seed.
 _STREAM = 17

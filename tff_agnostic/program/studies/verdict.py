@@ -60,8 +60,9 @@ from tff_agnostic.program.studies.comparison import OVERALL, WORST, Comparison
 from tff_agnostic.program.studies.gains import Gain, attained, gain, gains, worst_domain
 
 _NAME_WIDTH = 24
-# A difference counts as 0 if showing it takes more than this many times the data; the second number
-# is for differences below `_LITTLE` of the measure: a point of a share, or 1% of a value.
+# A difference counts as 0 if more than this many times as much data would be needed to show it; the
+# second number is for differences below `_LITTLE` of the measure: a point of a share, or 1% of a
+# value.
 _MANY, _MANY_FOR_LITTLE = 50, 10
 _LITTLE = 0.01
 # Minimum number of trials: with fewer, their spread is too uncertain to estimate how many are
