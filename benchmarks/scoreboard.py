@@ -132,7 +132,8 @@ class DataSet:
                 inputs = [folder / _TABLE]
             texts = tuple(map(str, inputs))
             options = dataclasses.replace(self.raw, input=texts, output=str(store))
-            # The default split counts as not given, because sources with test examples reject one.
+            # The default split counts as not given, because data sources with test examples reject
+            # a given split.
             given = () if options.split == ImportOptions().split else ("split",)
             print(checked_import(options, given=given).run(ReadLog()).text())
         return {**arguments, "data": store}

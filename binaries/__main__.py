@@ -128,7 +128,7 @@ def watched() -> Iterator[None]:
 
 
 def _report(report: int, status: int, watched_process: int) -> None:
-    # Processes that the command forks run this code as well, and must not report.
+    # Processes that are forked from the command also run this code; they must not report.
     if os.getpid() == watched_process:
         os.write(report, b"%d" % status)
 

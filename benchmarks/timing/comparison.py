@@ -10,7 +10,7 @@ from benchmarks.timing.workloads import Workload
 
 
 def compare(workload: Workload, specs: Sequence[SideSpec], protocol: Protocol) -> WorkloadResult:
-    """Times sides on a workload, and also the workload's matrix products alone.
+    """Times sides on a workload, and separately the workload's matrix products.
 
     Args:
         workload: Workload of all sides.

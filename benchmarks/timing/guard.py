@@ -61,8 +61,8 @@ def main(parent: int, command: list[str]) -> int:
         # Do not start the command if the parent died before the call of prctl.
         if os.getppid() == parent:
             child = subprocess.Popen(command, preexec_fn=_die_with_parent)
-            # Keep the pipes open only in the command, so that its parent notices when it closes
-            # them.
+            # Keep the pipes open only in the command, so that the command's parent notices when the
+            # command closes them.
             os.close(0)
             os.close(1)
             code = child.wait()

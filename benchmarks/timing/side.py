@@ -21,7 +21,7 @@ from benchmarks.timing.workloads import Workload, make_clients
 _ROUNDS_PER_SETTING = 2
 # Maximum number of settings of a side, which determines the number of warm-up rounds.
 MAX_SETTINGS = 2
-# Rounds after the first round until every side has tried its settings and runs the fastest one.
+# Number of rounds after the first one, until every side runs the fastest of its settings.
 WARM_UP_ROUNDS = _ROUNDS_PER_SETTING * MAX_SETTINGS - 1
 
 

@@ -22,7 +22,8 @@ __all__ = ["LINE_SECONDS", "LongWork", "is_shown", "tqdm"]
 LINE_SECONDS = 30.0
 # Seconds between updates of the elapsed time in a bar.
 _BAR_SECONDS = 1.0
-# The description, in `l_bar`, contains the part count: tqdm would show it with fractions.
+# `l_bar` has the number of completed parts in the description, because tqdm's own number would have
+# fractions.
 _BAR_FORMAT = "{l_bar}{bar}| {elapsed} so far, {remaining} left{postfix}"
 _MINUTE, _HOUR = 60, 3600
 

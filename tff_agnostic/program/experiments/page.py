@@ -40,14 +40,14 @@ from tff_agnostic.program.studies.comparison_page import (
     notes,
 )
 
-# Settings that do not change the numbers after the last round.
+# Settings that do not change the evaluation after the last round.
 _NOT_NUMBERS = (
     *("seed", "evaluate_every", "evaluation_clients", "client_percentiles", "checkpoint_every"),
     "runtime",
     # The page describes base predictors instead of listing their paths.
     "base_predictors",
 )
-# Decimals of our numbers in tables with a paper's numbers; percentages have two fewer.
+# Number of decimals of our numbers in tables with a paper's numbers; percentages have two fewer.
 _DECIMALS = 3
 
 

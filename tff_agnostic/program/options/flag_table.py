@@ -83,7 +83,7 @@ class FlagTable(Registry[Flag]):
         }
 
     def unused_message(self, name: str, chosen: Mapping[str, Any]) -> str:
-        """Returns the message about a flag without effect; it lists the choices with the flag.
+        """Returns the message about a flag without effect; it lists the choices that have the flag.
 
         Args:
             name: Name of a flag that only some choices have.
@@ -104,7 +104,7 @@ class FlagTable(Registry[Flag]):
 def _joined(hint: Any, other: Any) -> Any:
     """Returns an annotation that accepts the values of both annotations.
 
-    If the annotations differ, the result has no ranges and choices.
+    If the annotations differ, the result contains neither ranges nor choices.
     """
     if hint == other:
         return hint

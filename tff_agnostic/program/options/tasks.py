@@ -13,7 +13,7 @@ from tff_agnostic.program.options.flags import build, checked, option_values
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 
-# Format of config.json, and of the settings in the manifest of an export.
+# Format version of config.json, and of the settings in an export's manifest.
 FORMAT = 1
 
 

@@ -37,8 +37,9 @@ class Claim:
         after: Value of the method `ours`.
         interval: Interval of the gain, positive if `ours` is better; None without an interval.
         why_no_interval: Reason for a missing interval.
-        group_before: Name of the domain of `before`, if the two values are of different domains.
-        group_after: Name of the domain of `after`.
+        group_before: Name of the domain to which `before` belongs, if the two values are of
+            different domains.
+        group_after: Name of the domain to which `after` belongs.
     """
 
     ours: str
@@ -108,7 +109,7 @@ class Claim:
 
     @property
     def qualified_certainty(self) -> str:
-        """The certainty, which starts with "not significant" if the difference is not."""
+        """The certainty, after "not significant" if the difference is not significant."""
         return f"{'not significant, ' * (self.direction == 0)}{self.certainty}"
 
     @property

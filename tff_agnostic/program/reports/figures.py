@@ -63,7 +63,7 @@ def look(index: int) -> Look:
 
 
 def new_figure(width: float, height: float) -> matplotlib.figure.Figure:
-    """Returns an empty figure of a size in inches, whose parts do not overlap."""
+    """Returns an empty figure, whose layout avoids overlapping parts; its size is in inches."""
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
@@ -90,7 +90,7 @@ def plain_text(name: str) -> str:
 
 
 def percent_axis(axes: matplotlib.axes.Axes, unit: Unit) -> None:
-    """Labels shares on the vertical axis in percent; the drawn values stay shares."""
+    """Labels the vertical axis of shares in percent; the drawn values stay shares."""
     if unit is Unit.SHARE:
         axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
 

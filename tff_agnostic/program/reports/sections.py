@@ -126,7 +126,7 @@ def versions_blocks(run: RunRecord) -> list[Block]:
 
 
 def facts(title: str, values: Mapping[str, Any]) -> list[Block]:
-    """Returns named values as a list; nothing without values."""
+    """Returns named values as a list; no block if there are no values."""
     if not values:
         return []
     rows: list[Sequence[Cell]] = [(name, setting_value(value)) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Baselines of excess losses computed before training: baseline runs, and trivial predictors.
+"""Baselines for excess losses, computed before training: baseline runs, trivial predictors.
 
 A baseline run is FedAvg on a single domain's examples, with the given settings. It makes as many
 passes over these examples as the run that needs the baseline. It is stopped early: the baseline is

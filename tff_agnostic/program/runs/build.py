@@ -253,7 +253,7 @@ def build_lambda_set(spec: RunSettings, task: Task) -> Optional[LambdaSet]:
 
 
 def training_examples(task: Task) -> np.ndarray:
-    """Returns the number of training examples per domain, [p]; an estimate for many clients."""
+    """Returns the number of training examples per domain, [p]; estimated for many clients."""
     return domain_counts(task.train, task.num_domains, MAX_READS)
 
 

@@ -164,7 +164,7 @@ class RunFolder:
         """
         is_new = not self.config.exists()
         write_fingerprint(self.path, fingerprint, spec.config.initial_model, is_new)
-        # Write it last: a folder with this file belongs to a run.
+        # Write config.json last: a folder with this file belongs to a run.
         flags = {"format": FORMAT, **spec.flags(), _EXECUTION: dict(execution)}
         write_json(self.config, flags)
 
@@ -327,7 +327,7 @@ def changes(
 
     Args:
         saved: The folder's run; None if it has none.
-        execution: Runtime settings from now on; see `RunFolder.write_config`.
+        execution: Runtime settings of the coming rounds; see `RunFolder.write_config`.
     """
     if saved is None:
         return []

@@ -57,10 +57,10 @@ def last_lambda(
 def weightless_domains(
     lambda_: np.ndarray, domain_names: Sequence[str], algorithm: LambdaOptions
 ) -> dict[str, float]:
-    """Returns the domains whose lambda has fallen to nearly 0, with lambda by name.
+    """Returns the lambda of each domain whose lambda has fallen to nearly 0, by name.
 
     Args:
-        lambda_: Returns the lambda of each domain whose lambda has fallen to nearly 0, by name.
+        lambda_: Final lambda, [p]; see `last_lambda`.
     """
     limit = _NEAR_ZERO / len(domain_names)
     given = algorithm.lambda_.initial or (1.0,) * len(domain_names)

@@ -272,7 +272,7 @@ def _cost(check: FileCheck) -> str:
 
 
 def result_after(folder: RunFolder, round_num: int) -> Optional[dict[str, Any]]:
-    """Returns the content of result.json; None if it belongs to another round."""
+    """Returns the content of result.json; None if it is of another round than `round_num`."""
     if not folder.result.exists():
         return None
     result = read_json(folder.result)

@@ -149,7 +149,7 @@ def chosen(rows: Mapping[str, Standing], may_lose: Optional[float] = None) -> Op
 def best_looking(
     rows: Mapping[str, Standing], number: int, may_lose: Optional[float] = None
 ) -> list[str]:
-    """Returns the most promising methods: admissible ones first, then by their gains.
+    """Returns the most promising methods, sorted by whether they are admissible, then by gain.
 
     Args:
         rows: Standing of each method in one trial.

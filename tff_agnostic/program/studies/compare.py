@@ -198,7 +198,7 @@ def train_comparison(
 
 
 def run_command_line(folder: Path) -> Optional[list[str]]:
-    """Returns the command that trains the run in a folder; None if its algorithm has moved."""
+    """Returns the command that trains a folder's run; None if its algorithm's file has moved."""
     try:
         return train_command(RunFolder(folder).spec())
     except UserError:

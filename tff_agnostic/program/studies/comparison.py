@@ -29,7 +29,7 @@ OVER_CLIENTS = "(over clients)"
 FIRST_STAGES = "first_stages"
 # Algorithm of the method with which other methods are compared.
 BASELINE = "fed_avg"
-# Key of result.json in a run without federated training.
+# Key of result.json that marks a run without federated training.
 POOLED = "pooled"
 # Maximum number of trials, as the settings of all exist before the first one runs.
 MAX_TRIALS = 10_000

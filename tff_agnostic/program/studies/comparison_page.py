@@ -214,7 +214,7 @@ def _client_numbers(comparison: Comparison, measure: Measure, statistic: str) ->
 
 
 def summaries(comparison: Comparison) -> list[Block]:
-    """Returns a table of each measure: the worst domain, all examples, the tail of the clients."""
+    """Returns a table of each measure: the worst domain, all examples, and the clients' tail."""
     headings = ["", *_SUMMARIES.values(), TAIL]
     blocks: list[Block] = []
     for measure in metrics_first(comparison.measures):

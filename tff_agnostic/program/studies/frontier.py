@@ -186,8 +186,8 @@ class Frontier:
     """The results of fixed mixtures and of algorithms.
 
     Attributes:
-        mixtures: The mixtures, with the training mixture first. Each is the method of the
-            comparison that has its name.
+        mixtures: The mixtures, with the training mixture first. Each mixture is the method of the
+            same name in the comparison.
     """
 
     comparison: Comparison

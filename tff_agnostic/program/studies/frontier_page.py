@@ -49,7 +49,7 @@ from tff_agnostic.program.studies.comparison_page import (
 from tff_agnostic.program.studies.frontier import Frontier, Mixture
 from tff_agnostic.program.studies.gains import worst_domain
 
-# Maximum number of panels; of more domains, the worst ones get panels.
+# Maximum number of panels; if there are more domains, only the worst ones get panels.
 _MAX_PANELS = 12
 _PANEL_COLUMNS = 2
 # Maximum number of thin curves of other domains in a panel.

@@ -170,7 +170,10 @@ class Rows:
         return split_into_stages(*both)
 
     def without(self, names: Collection[str]) -> Rows:
-        """Removes methods. If the others need no baseline runs, all held-out clients validate."""
+        """Removes methods.
+
+        If the other methods need no baseline runs, all held-out clients are validation clients.
+        """
         arms = {row: arm for row, arm in self.arms.items() if row not in names}
         # Check every method: a setting that all methods share may require baseline runs.
         options = [self.spec(row, {}, 0).algorithm for row in arms]

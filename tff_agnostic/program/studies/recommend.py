@@ -181,7 +181,7 @@ class RecommendRequest:
                 print(f"note: {row} is excluded: {settings}")
             else:
                 fixed[row] = settings
-        # Without baseline runs, both halves of the clients validate.
+        # Without baseline runs, both halves of the held-out clients are validation clients.
         rows = self.rows.without(excluded)
         trainer.load_task = rows.clients.judging
         task = rows.clients.judging(self.first)

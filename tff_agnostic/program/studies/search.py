@@ -253,7 +253,7 @@ class Search:
             trial.set_user_attr(SECONDS, seconds)
         if reason:
             trial.set_user_attr(ENDED, reason)
-        # For a pruned trial without a value, Optuna keeps the last reported one.
+        # For a pruned trial without a value, Optuna keeps the last reported value.
         end(trial.number, value, TrialState.PRUNED if value is None else TrialState.COMPLETE)
         work.note(f"{where}: {described(value, reason, self.objective)}")
 

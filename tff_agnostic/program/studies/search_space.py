@@ -33,7 +33,7 @@ _TOLERANCE = 1e-9
 # its evaluation.
 _RUN_SETTINGS = ("clients_per_round", "cohort_sampling", "max_examples")
 _ENTRY = "[ROW:]SETTING=RANGE, separated by semicolons"
-# Decimals of plain numbers in tables.
+# Number of decimals that plain numbers have in tables.
 DECIMALS = 4
 OBJECTIVE_FORM = "[WEIGHT*]NAME[:MEASURE], joined by +"
 DOMAIN_TERM = "domain"
@@ -319,8 +319,8 @@ def parse_objective(
 ) -> Objective:
     """Returns a parsed objective; see `OBJECTIVE_FORM`.
 
-    A name without a measure means the first metric, or the loss without one. Weights are divided by
-    their sum.
+    A name without a measure means the first metric, or the loss if there are no metrics. Weights
+    are divided by their sum.
 
     Args:
         text: The objective, such as "worst", "superquantile:loss", "domain(es-AR)" or

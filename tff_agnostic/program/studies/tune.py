@@ -177,9 +177,9 @@ def identity(
 
 
 def check_private_data(folder: Path, task: Task) -> None:
-    """Checks by a keyed digest, written once, that a private search still has the same examples."""
+    """Checks that a private search still has the same examples, by a keyed digest of them."""
     file, data = folder / _DATA_FILE, str(task.fingerprint.get(DATA))
-    # Two processes may start at the same time.
+    # Lock the folder, as two processes may start at the same time.
     with folder_lock(folder, wait=True):
         if not file.exists():
             with atomic_file(file, owner_only=True) as written:
