@@ -38,7 +38,7 @@ _SCALE = "scale"
 _DEVICES = ["cpu", "gpu"]
 # Heading level within the generated section of a page.
 _PAGE_HEADINGS = 4
-# Workloads to time, keyed by the value of --workload.
+# Workloads to measure, keyed by the value of --workload.
 _CHOICES: Registry[list[str]] = Registry(
     "workload",
     {**{name: [name] for name in [*WORKLOADS, _SCALE]}, "all": [*WORKLOADS, _SCALE]},

@@ -1,4 +1,4 @@
-"""Times rounds of Stochastic-AFL with the per-domain gradient and with the weighted gradient.
+"""Compares the times of rounds of Stochastic-AFL with the per-domain and the weighted gradient.
 
     .venv/bin/python -m benchmarks.gradient_cost
 

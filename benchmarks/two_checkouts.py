@@ -1,4 +1,4 @@
-"""Times AgnosticFedAvg in two checkouts, with alternating starts and rounds.
+"""Compares the times of AgnosticFedAvg in two checkouts, with alternating starts and rounds.
 
     .venv/bin/python -m benchmarks.two_checkouts BEFORE NOW --workload=logistic
     .venv/bin/python -m benchmarks.two_checkouts . . --environments .venv .venv-today

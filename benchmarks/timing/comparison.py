@@ -1,4 +1,4 @@
-"""Times one workload on this package and on its peers."""
+"""Measures the times of one workload on this package and on its peers."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from benchmarks.timing.workloads import Workload
 
 
 def compare(workload: Workload, specs: Sequence[SideSpec], protocol: Protocol) -> WorkloadResult:
-    """Times sides on a workload, and separately the workload's matrix products.
+    """Measures sides on a workload, and separately the workload's matrix products.
 
     Args:
         workload: Workload of all sides.
-        specs: Sides to time; the first side is the baseline.
+        specs: Sides to measure; the first side is the baseline.
         protocol: Numbers of rounds and repetitions.
     """
     *sides, products = measure(

@@ -113,7 +113,7 @@ _FORMS: Registry[_Form] = Registry(
 
 
 def round_products(workload: Workload) -> list[Product]:
-    """Returns the products of one round: domain pass, and one local epoch of every client."""
+    """Returns the products of one round: its domain pass, and every client's local epoch."""
     return [product for part in products_by_part(workload).values() for product in part]
 
 

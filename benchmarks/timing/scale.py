@@ -23,7 +23,7 @@ class ScalePlan:
     """The measurements of a scale benchmark.
 
     Attributes:
-        cohorts: Workloads to time, each in separate processes.
+        cohorts: Workloads whose times are measured, each in separate processes.
         long_run: Workload of the long run, which measures memory.
         long_rounds: Number of rounds of the long run.
         look_every: Number of rounds between two measurements of memory.

@@ -1,4 +1,4 @@
-"""Times sides by alternating their rounds, so that other work on the machine slows all equally."""
+"""Measures the times of sides in alternating rounds, so that other work slows all sides equally."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from benchmarks.timing.side import WARM_UP_ROUNDS
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """A side to time on a workload.
+    """A side that is measured on a workload.
 
     Attributes:
         title: Name of the side in tables.
@@ -49,7 +49,7 @@ class Protocol:
 
 
 def measure(contestants: Sequence[Contestant], protocol: Protocol) -> list[SideResult]:
-    """Times all contestants. After a side fails, the other sides continue without it."""
+    """Measures all contestants. After a side fails, the other sides continue without it."""
     results = [SideResult(c.title, c.description) for c in contestants]
     for repetition in range(protocol.repeats):
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Specifications of the sides that benchmarks time: this package's algorithms and the peers."""
+"""Specifications of the sides that benchmarks measure: this package's algorithms and the peers."""
 
 import dataclasses
 import sys

@@ -39,7 +39,7 @@ def choice_table(report: ChoiceReport) -> str:
             "left out, as their losses are not finite with one of the models: "
             + counted(report.clients["non_finite"], "client")
         )
-    # All reports come from one measurement, so they share the counts of clipped values.
+    # All reports come from one measurement, so their counts of clipped values are equal.
     return "\n".join(["\n\n".join(tables), *lines, *clipped_lines(report.chosen)])
 
 

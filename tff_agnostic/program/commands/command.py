@@ -75,7 +75,7 @@ class Command:
         return _options(self.options_type)
 
     def main(self, doc: Optional[str]) -> NoReturn:
-        """Runs the command as a program whose help begins with `doc`, and ends the process."""
+        """Runs the command as a program with `doc` at the start of its help; ends the process."""
         sys.modules["__main__"].__doc__ = doc
         run_app(self.define_flags, self.start, functools.partial(self.help_text, doc))
 

@@ -1,7 +1,7 @@
 """Commands on runs: their flags, their arguments, and the command line that repeats a run.
 
-Flags derive from the options of runs, runtimes, algorithms, aggregations and tasks. The options of
-a user's algorithm share one flag, --algorithm_options.
+The flags are derived from the options of runs, runtimes, algorithms, aggregations and tasks. The
+options of a user's algorithm share one flag, --algorithm_options.
 """
 
 from __future__ import annotations
@@ -429,7 +429,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
         defaults = resolve(spec.task, chosen, {}, data_dir, data).flags()
         usual = resolve(spec.task, {}, {}, data_dir, data).flags()
     except UserError:
-        # Options of a user's algorithm may reject their own defaults.
+        # A user's algorithm may have options that reject their own defaults.
         defaults, usual = {}, {}
     # The flags that determine other flags are compared with the task's defaults. Data paths have no
     # default.
@@ -441,7 +441,7 @@ def own_flags(spec: RunSettings) -> dict[str, Any]:
         for name, value in flags.items()
         if value != defaults.get(name)
         and value is not None
-        # In a comparison, methods share settings that only some of them use.
+        # In a comparison, methods share settings: leave out those that this method does not use.
         and (name not in settings or is_used(spec, name))
     }
 

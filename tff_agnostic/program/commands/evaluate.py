@@ -190,7 +190,7 @@ def _lambda_set(trained: RunSettings, task: Task) -> Optional[LambdaSet]:
     try:
         return build_lambda_set(trained, task)
     except UserError as e:
-        # The task's domains may have changed, or a file of mixtures may be missing.
+        # This fails if the task's domains have changed, or if a file of mixtures is missing.
         print(f"note: the worst mixture of the run's --lambda_set is left out: {e}")
         return None
 

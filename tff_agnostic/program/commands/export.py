@@ -193,7 +193,7 @@ def _check_folders(folder: Path, clients_dir: Optional[Path]) -> None:
     check_free(clients_dir, "--clients_dir")
     one, other = folder.resolve(), clients_dir.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
-        # Executors reject a plan's folder if it has additional files.
+        # Keep the clients' files apart: executors reject a plan's folder with additional files.
         raise UserError(
             f"--clients_dir: expected a folder apart from {folder}, found {clients_dir}"
         )

@@ -142,7 +142,7 @@ def _exported_run(manifest: Mapping[str, Any], completed: int, given: RunArgumen
         "task": task,
         "data_dir": None,
         "data": None,
-        # The manifest omits paths.
+        # These options contain no paths, because the manifest omits them.
         **option_values(task_options(task, manifest[OPTIONS])),
         **{name: settings[name] for name in SIMULATION_SETTINGS},
         **manifest["settings"],

@@ -40,7 +40,7 @@ from tff_agnostic.program.studies.comparison_page import (
     notes,
 )
 
-# Settings that do not change the evaluation after the last round.
+# Settings that the page does not list if they differ from the experiment's.
 _NOT_NUMBERS = (
     *("seed", "evaluate_every", "evaluation_clients", "client_percentiles", "checkpoint_every"),
     "runtime",

@@ -1,4 +1,4 @@
-"""Tables of a command's flags: reading, checks for flags without effect, and names in errors."""
+"""Tables of a command's flags: reads values, rejects unused flags, and names flags in errors."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def run_app(
 
 
 def define(define_flags: Callable[[], None]) -> None:
-    """Defines a binary's flags; ends the process if a user's algorithm is invalid."""
+    """Returns the help page; None if absl prints its own page."""
     try:
         define_flags()
     except UserError as e:
@@ -260,7 +260,7 @@ def resume_command(name: str, output_dir: Path) -> str:
 
     Args:
         name: Name of the binary, as in `./run NAME`.
-        output_dir: Folder of the run; the user may not have named it.
+        output_dir: Folder of the run, which the user may not have named.
     """
     program = Path(sys.argv[0]).absolute()
     script = program.parent.parent / "run"

@@ -283,7 +283,7 @@ def trace_round(algorithm: core.Algorithm) -> None:
         algorithm.models(next_state)
         return algorithm.main_model(next_state)
 
-    # Trace on the CPU: nothing runs.
+    # Trace on the CPU, as the traced graph is never executed.
     with tf.device("CPU:0"):
         tf.function(round_, autograph=False).get_concrete_function(algorithm.client_data_spec)
 

@@ -167,7 +167,7 @@ def quantity_figure(
 def plot_series(
     axes: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, index: int, **style: Any
 ) -> None:
-    """Plots the curve of the series at a position in its style; see `plot_known`."""
+    """Plots a curve in the style of the series at a position; see `plot_known`."""
     series_style = look(index)
     is_finite = int(np.isfinite(y).sum())
     plot_known(

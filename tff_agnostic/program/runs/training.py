@@ -266,7 +266,8 @@ class TrainingRun:
         reports = self.parts.evaluations(state)
         self.parts.rows.change_evaluation(completed, reports)
         if self.parts.privacy is not None:
-            # The replaced evaluation may have had other clients.
+            # The replaced evaluation may have had other clients, so the spent privacy changes as
+            # well.
             self.parts.rows.history.change(completed, self.parts.privacy.account.spent(completed))
         return reports if is_last else None
 

@@ -203,7 +203,7 @@ def fixed_settings(
                 runtime, stop = trainer.runtime, trainer.stop
                 (made,) = with_baselines([spec], folder, runtime, stop, stopping, show)
     except UserError as e:
-        # The task may have no trivial predictors.
+        # This is the error about a task that has no trivial predictors.
         if str(e).startswith("--lambda_baselines"):
             return str(e)
         raise

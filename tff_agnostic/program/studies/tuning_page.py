@@ -98,7 +98,7 @@ class SearchResult:
         return dataclasses.replace(self.runs, trials=trials, labels=self.labels)
 
     def _run_names(self, name: str, trial: FrozenTrial) -> list[str]:
-        # Only the first trial with these values has runs.
+        # Only the first of the trials with equal values has runs.
         equal = (t for t in self.trials[name] if t.params == trial.params)
         first = next(t.number for t in equal if t.state is TrialState.COMPLETE)
         return [f"{trial_name(name, first)}/seed_{seed}" for seed in self.search.seeds]

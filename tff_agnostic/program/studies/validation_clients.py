@@ -90,7 +90,7 @@ class ValidationClients:
         whole = self._load(spec)
         key = (id(whole), self.is_halved)
         if key not in self._made:
-            # Keep the object, so that its id stays unique.
+            # Keep `whole`, so that its id stays unique.
             self._made[key] = (*self._parts(whole), whole)
         return self._made[key][:2]
 
