@@ -110,7 +110,7 @@ def run_app(
     """Runs a binary with absl's flags, then ends the process with its exit status.
 
     Args:
-        help_text: Returns the help page. If None, absl prints its own page.
+        help_text: Called without arguments; returns the help page. None for absl's own help page.
     """
     escape_output()
     # absl's handler would keep the standard error stream of the time of its import.
@@ -139,7 +139,7 @@ def run_app(
 
 
 def define(define_flags: Callable[[], None]) -> None:
-    """Returns the help page; None if absl prints its own page."""
+    """Defines a binary's flags; ends the process if a user's algorithm is invalid."""
     try:
         define_flags()
     except UserError as e:

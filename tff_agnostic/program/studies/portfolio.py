@@ -327,7 +327,7 @@ class PortfolioSearch:
             return train_comparison(runs, trainer, specs, stages, labels, show)
 
     def _make(self, jobs: Sequence[Job[RunSettings]], what: str) -> Optional[str]:
-        """Makes the missing runs; returns the reason of the first one without a result, if any."""
+        """Makes the missing runs; returns the reason of the first run without a result."""
         done, show = len(jobs) - len(self.runs.open(jobs)), self.rows.given.show_progress
         with LongWork(what, len(jobs), "runs", done, show) as work:
             outcomes = self.runs.make(jobs, work)

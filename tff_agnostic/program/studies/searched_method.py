@@ -134,8 +134,7 @@ def check_run(spec: RunSettings, task: Task) -> None:
 
 def train_flags(arm: SearchedArm, spec: RunSettings, remark: str) -> str:
     """Returns the text of a flag file for a method's run, for `train` and `compare`."""
-    # `train` has the first of these flags, and `compare` the second; each command ignores the other
-    # one.
+    # `train` has --algorithm, and `compare` has --algorithms; each ignores the other's flag.
     which = ["--undefok=algorithm,algorithms", f"--algorithms={arm.file_or_name}"]
     return _file(remark, [*which, *train_command(spec, keeps_folders=True)[2:]])
 
