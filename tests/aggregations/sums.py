@@ -29,14 +29,14 @@ def private_sum(
     integer_clip: Optional[float] = None,
     **settings: Any,
 ) -> Any:
-    """Returns a private sum; by default without noise, with its generator's key in `KEYS`."""
+    """Returns a private sum; by default without noise, and with its generator's key from `KEYS`."""
     spec = PRIVACIES[name]
     assert spec.build is not None
     options = make_options(
         spec.options, **{"noise_multiplier": noise_multiplier, **LIMITS, **settings}
     )
     if noise_key is None:
-        # Options without `noise_generator` always use the secure generator.
+        # Option classes without the field `noise_generator` always use the secure generator.
         noise_key = KEYS[getattr(options, "noise_generator", "secure")]
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, min_clients, noise_clients)
     release: Any = spec.build(name, inner, options, facts)

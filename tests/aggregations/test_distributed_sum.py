@@ -129,7 +129,8 @@ def test_client_noise_equals_server_noise(generator):
         deviation = z * dict(zip(release.groups(bounds), release.noise_factors(bounds)))[group]
         values = [tf.nest.flatten(total)[i] for i in group.positions]
         noise = flat(values) / (group.limit * _CLIP_NORM)
-        # Each client's first value is the bound, so the first sum without noise is `num_clients`.
+        # Each client's first value is the bound, which is the unit here. The first sum would be
+        # `num_clients` without noise.
         noise[0] -= num_clients
         assert abs(noise[0]) < 5 * deviation
         actual[name] = np.var(noise)
@@ -248,7 +249,7 @@ def test_sum_is_empty_with_too_few_clients():
         ({"integer_clip": 2.0**60}, "expected sums of at most 62 bits"),
     ],
 )
-def test_rejects_too_wide_noise_and_sums(settings, message):
+def test_rejects_noise_and_sums_that_are_too_wide(settings, message):
     exchange = _exchange(_distributed(**settings))
     params = exchange.aggregation.client_params(exchange.initialize())
     with pytest.raises(UserError, match=f"^noise_multiplier: {message}"):

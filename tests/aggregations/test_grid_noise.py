@@ -96,19 +96,19 @@ def test_draws_are_normal_and_digits_are_distributed():
 
 
 def _words(digits: tuple[int, int, int], ties: int = 0) -> list[int]:
-    """Returns random words with which the generator chooses these digits."""
+    """Returns the random words from which the generator chooses the given digits."""
     columns = [digit + 2**14 for digit in digits]
     packed = sum(column << 15 * k for k, column in enumerate(columns)) + (ties << 45)
     return [packed, *[-(2**63)] * 3]
 
 
 @pytest.mark.parametrize("deviations", [5.0, 10.0])
-def test_extreme_random_words_give_noise_in_the_tail(deviations):
-    """Words built for a normal quantile give the integer nearest to the quantile."""
+def test_extreme_random_words_give_extreme_noise(deviations):
+    """Random words made for a normal quantile give the integer nearest to the quantile."""
     tail = stats.norm.sf(deviations)
     value = round(stats.norm.isf(tail) * DEVIATION)
     assert value / DEVIATION == pytest.approx(deviations, rel=1e-9)
-    # Digits in balanced base 560.
+    # The value's digits in balanced base 560.
     first = (value + 280) % 560 - 280
     second = ((value - first) // 560 + 280) % 560 - 280
     third = (value - first - 560 * second) // 560**2
@@ -121,7 +121,7 @@ def test_extreme_random_words_give_noise_in_the_tail(deviations):
 
 @pytest.mark.parametrize("deviations", [5, 8])
 def test_tail_has_the_normal_probability(deviations):
-    """Sums the probabilities of all numbers beyond this many standard deviations.
+    """Sums the probabilities of all numbers beyond `deviations` standard deviations.
 
     The leading digit's values are enumerated. The two lower digits are treated as one normal
     number.
@@ -144,7 +144,7 @@ def test_tail_draws_have_the_expected_count():
         assert expected.ppf(5e-7) <= count <= expected.isf(5e-7), deviations
 
 
-def test_further_bits_decide_ties():
+def test_further_random_bits_decide_ties_at_thresholds():
     """At a column's exact threshold, the first word's other 19 bits choose the value."""
     firsts, others = noise_generators._table()
     tie, other = divmod(int(others[2**14 + 7]), 2**15)
@@ -157,7 +157,7 @@ def test_further_bits_decide_ties():
         assert whole_gaussian(tf.constant(words, tf.int64)).numpy() == [expected]
 
 
-def test_nonces_have_separate_noise():
+def test_different_nonces_give_separate_noise():
     assert abs(np.corrcoef(_noise(10_000), _noise(10_000, nonce=1))[0, 1]) < 0.04
 
 
@@ -182,7 +182,7 @@ def _group(positions: list[int], multiplier: float, limit: float) -> NoisedGroup
 
 @pytest.mark.parametrize("multiplier", [0.3, 4000.0])
 def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
-    """Rounding lengthens the client's contribution most for sums just below the middle of steps."""
+    """Rounding adds most to the client's contribution if sums are just below a step's middle."""
     size, limit, rng = 100_000, 0.7, np.random.default_rng(0)
     others = rng.normal(size=size) * 10
     groups = [_group([0], multiplier, limit), _group([1], 1.0, 3.0)]
@@ -203,7 +203,7 @@ def test_rounded_sum_stays_within_the_accounted_sensitivity(multiplier):
         assert moved > limit / step, "rounding added nothing"
 
 
-def test_released_sums_are_steps_with_reported_width():
+def test_released_sums_are_multiples_of_reported_steps():
     values = [np.array([1e-3, -2.5, 7e4]), np.array(3.0)]
     groups = [_group([0], 1.3, 0.5), _group([1], 2.0, 8.0)]
     without, steps = _rounded(values, groups)
@@ -213,13 +213,13 @@ def test_released_sums_are_steps_with_reported_width():
         whole = with_steps / step
         np.testing.assert_allclose(whole, np.round(whole), rtol=1e-15, atol=1e-6)
         np.testing.assert_allclose(with_steps - rounded, 123_456_789 * step, rtol=1e-6)
-    # Standard deviations exceed z C, by less than one millionth.
+    # Standard deviations exceed z C by less than one millionth of z C.
     for step, group in zip(steps, groups):
         deviation = float(group.multiplier * group.limit)
         assert deviation < step * DEVIATION < deviation * (1 + 1e-6)
 
 
-def test_sums_without_noise_or_group_are_unchanged():
+def test_sums_without_noise_or_outside_groups_are_unchanged():
     values = [np.array([0.1, 2.0]), np.array([0.3])]
     (first, other), steps = _rounded(values, [_group([0], 0.0, 0.5)], steps=9)
     np.testing.assert_array_equal(first, values[0])

@@ -58,7 +58,7 @@ def test_rounding_beyond_the_bound_is_towards_zero():
 
 
 @pytest.mark.parametrize("size", [1, 5, 300])
-def test_rotation_equals_tffs(size):
+def test_rotated_vectors_equal_tffs(size):
     padded = padded_size(size)
     vector = np.random.default_rng(size).normal(size=size)
     signs = random_signs(tf.constant(size, tf.int64), padded).numpy()
@@ -81,7 +81,7 @@ def _wraps(bits: int, sums: np.ndarray, num_clients: int) -> int:
     return int(np.sum(centred(summed, bits).numpy() != sums))
 
 
-def test_million_rotated_coordinates_do_not_wrap():
+def test_million_rotated_coordinates_do_not_wrap_around():
     """All clients send the same vector, which gives the longest sum."""
     z, num_clients = 0.05, 30.0
     size, steps = 4096, 2.0**10
@@ -103,7 +103,7 @@ def test_million_rotated_coordinates_do_not_wrap():
     assert _wraps(bits - 3, sums, 4) > 0
 
 
-def test_sums_without_rotation_fit_the_largest_values():
+def test_sum_bits_fit_largest_values_without_rotation():
     num_clients, steps = 100, 2**14
     bits = sum_bits(steps, 3, False, 0.0, num_clients)
     largest = np.int64([num_clients * steps, -num_clients * steps, 0])

@@ -40,7 +40,7 @@ def test_central_noise_is_normal(draw):
 
 
 @pytest.mark.parametrize("name", ["tree", "trees"])
-def test_prefix_sums_have_noise_of_covering_nodes(draw, name):
+def test_prefix_sums_have_noise_of_their_tree_nodes(draw, name):
     noise = _KINDS[name]
     prefix = np.zeros(10_000)
     for t in range(1, 14):

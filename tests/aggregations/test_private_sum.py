@@ -114,8 +114,8 @@ def test_adaptive_clip_norm_equals_tensorflow_privacys(quantile):
 
 
 @pytest.mark.parametrize("clipping", ["fixed", "adaptive"])
-def test_all_exchanges_share_one_budget(clipping):
-    """Bits of adaptive clip norms also get shares of the budget."""
+def test_all_steps_share_one_privacy_budget(clipping):
+    """Besides the sums, the bits that adapt clip norms get shares of the budget."""
     algorithm = build("delta_fl", theta=(0.5, 1.0))
     aggregation = private_sum(update_share=0.7, clipping=clipping)
     exchanges = Round(algorithm, aggregation).steps
@@ -135,7 +135,7 @@ def test_all_exchanges_share_one_budget(clipping):
     assert updates == pytest.approx([0.35, 0.35])
 
 
-def test_domains_below_their_noise_are_absent():
+def test_domains_with_counts_below_noise_are_absent():
     bounds = [
         Bound(100.0, ratio="loss", entrywise=True),
         Bound(20, integer=True, ratio="loss", entrywise=True, denominator=True),
@@ -204,7 +204,7 @@ def test_rejects_noise_too_wide_for_the_grid():
 
 
 @pytest.mark.parametrize("inner", [PlainSum(), secure_sum()])
-def test_secure_noise_is_multiples_of_the_step(inner):
+def test_secure_noise_is_a_multiple_of_the_step(inner):
     aggregation = private_sum("central", inner, 0.5, clip_norm=0.25)
     (exchange,) = Round(build("agnostic_fed_avg"), aggregation).steps
     release, bounds = exchange.aggregation, exchange.bounds

@@ -117,10 +117,10 @@ def test_every_algorithms_clients_stay_within_bounds(name, inner):
             states = {key: result.state for key, result in done.items()}
         for encoded in answers.values():
             _assert_bounded(step, encoded)
-        # Some client reaches its bound.
+        # At least one client reaches its bound.
         if inner.startswith("joint"):
             actual = [_joint_norm(step, answer) for answer in answers.values()]
-            # Clipping rounds counts down, and a count of one client to 0.
+            # Clipped counts are rounded down, the count of one client to 0, so norms end lower.
             assert max(actual) >= 0.7 * np.sqrt(sum(step.aggregation.shares))
         else:
             norms = _norms(step, answers["of many examples"])

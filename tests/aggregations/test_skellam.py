@@ -52,7 +52,7 @@ def test_noise_is_skellam(variance):
 
 
 @pytest.mark.parametrize("variance", [6.0, 3e9])
-def test_wide_noise_sums_table_numbers(variance):
+def test_wide_noise_is_a_sum_of_table_numbers(variance):
     num_words = skellam_words(variance, 20_000)
     assert num_words // 20_000 == {6.0: 1, 3e9: 253}[variance]
     draws = skellam(_words(num_words), [variance], 20_000).numpy()

@@ -70,11 +70,11 @@ def _theirs(noise_multiplier: float) -> tuple[np.ndarray, Any]:
     return total.numpy(), event
 
 
-def test_clipped_sums_are_equal():
+def test_clipped_sums_equal_tensorflow_privacys():
     np.testing.assert_allclose(_ours(0.0), _theirs(0.0)[0], atol=1e-7)
 
 
-def test_noise_has_the_same_distribution():
+def test_noise_has_tensorflow_privacys_distribution():
     ours, theirs = _ours(_Z) - _ours(0.0), _theirs(_Z)[0] - _theirs(0.0)[0]
     assert scipy.stats.ks_2samp(ours, theirs).pvalue > 1e-3
     for noise in (ours, theirs):

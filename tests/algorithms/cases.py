@@ -92,7 +92,7 @@ def sampled_mask(steps: AlphaSteps, alpha: np.ndarray, step: int) -> np.ndarray:
 
 
 def unigram_ensemble(distributions: np.ndarray, loss: str) -> EnsembleModel:
-    """Returns an ensemble whose predictors are distributions of words, the rows of an array."""
+    """Returns an ensemble whose predictors are distributions of words, given as an array's rows."""
     scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in distributions]
     return ensemble(unigram_model(distributions.shape[1]), scores, loss=loss)
 
@@ -113,7 +113,7 @@ def empty_client() -> dict[str, np.ndarray]:
 
 
 def spoiled_client(value: float) -> dict[str, np.ndarray]:
-    """Returns a client with one input replaced by `value`, NaN or infinite."""
+    """Returns a client with one input replaced by `value`, which is NaN or infinite."""
     client = random_client(np.random.default_rng(5), 6, range(NUM_DOMAINS))
     client["x"][3, 1] = value
     return client

@@ -32,7 +32,7 @@ def _cohorts() -> list[list[dict[str, np.ndarray]]]:
 COHORTS = _cohorts()
 
 
-# Not zeros, with which all clients would have the same loss.
+# Initial weights; not zeros, since all clients would then have the same loss.
 W_0 = ModelWeights(
     [
         np.random.default_rng(4).normal(size=v.shape, scale=0.3).astype(np.float32)

@@ -63,7 +63,7 @@ def _prox(mu: float) -> _Case:
 
 def _term(tilt: float, weighting: str = "examples", sgd: LocalSgd = _SGD) -> _Case:
     def reference(w: Any, cohort: Any, t: int) -> Any:
-        # The server knows no loss before the first round, which is a round of FedAvg.
+        # The server knows no loss before the first round, so the first round is FedAvg's.
         return term_round(SOFTMAX, w, cohort, tilt if t else 0.0, sgd, weighting)
 
     return _Case("term", {"tilt": tilt, "client_weighting": weighting}, reference, sgd)
@@ -177,7 +177,7 @@ def _step(state: Any) -> np.ndarray:
     return flat(state.algorithm.weights.trainable) - flat(W_0.trainable)
 
 
-def test_term_updates_ignore_the_exponents_centre(streaming_runtime):
+def test_term_updates_ignore_the_centre_of_exponents(streaming_runtime):
     tilt = -1.5
     algorithm = _term(tilt).build()
     training = streaming_runtime.training(algorithm, PlainSum())
@@ -227,7 +227,7 @@ def test_large_tilt_trains_client_with_largest_loss(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_secure_term_recovers_from_distant_centres(streaming_runtime):
+def test_secure_term_recovers_from_distant_exponent_centres(streaming_runtime):
     algorithm = _term(5.0).build()
     training = streaming_runtime.training(
         algorithm, SecureSum(make_options(SecureSumOptions, limit_examples=20))

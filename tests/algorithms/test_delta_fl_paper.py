@@ -146,7 +146,7 @@ def test_three_rounds_per_threshold_equal_algorithm_1(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_constant_in_losses_keeps_the_selection(streaming_runtime):
+def test_constant_added_to_losses_keeps_the_selection(streaming_runtime):
     actual = []
     for model in (_MODEL, _shifted(-4.0)):
         algorithm = _build(model)

@@ -242,7 +242,7 @@ def test_messages_contain_only_sampled_predictors():
 
 
 def test_budgets_do_not_share_traces():
-    """A comparison runs several budgets in one runtime, whose traces must differ."""
+    """A comparison runs several budgets in one runtime; each budget needs its own traces."""
     works = {build("fed_boost", budget=budget).steps[0].client_work for budget in (1, 2, 3)}
     assert len(works) == 3
 

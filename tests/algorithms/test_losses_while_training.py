@@ -157,6 +157,6 @@ def test_one_pass_rejects_held_out_examples():
 
 
 @pytest.mark.parametrize("name", ["q_ffl", "delta_fl", "stochastic_afl"])
-def test_other_algorithms_have_no_measure_losses(name):
+def test_other_algorithms_lack_the_option_measure_losses(name):
     fields = {field.name for field in dataclasses.fields(ALGORITHMS[name].options)}
     assert "measure_losses" not in fields

@@ -1,4 +1,4 @@
-"""Algorithms with `--preset=paper` equal their papers', from the flag to the returned model.
+"""Algorithms with `--preset=paper` equal those of their papers, from the flag to the model.
 
 The references are transcriptions in NumPy and float64. They use the package's random samples of
 clients and predictors.

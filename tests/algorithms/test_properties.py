@@ -185,7 +185,7 @@ def test_batch_size_above_client_size_keeps_state(trainings, name, training):
     assert_all_close(state, run_rounds(training, [clients] * 2)[0])
 
 
-# `test_combinations.py` has the other algorithms.
+# `test_combinations.py` tests the other algorithms.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
 def test_secure_rounds_match_plain_rounds(streaming_runtime, name, training):
@@ -273,7 +273,7 @@ def test_every_trait_has_an_algorithm():
     assert set().union(*(spec.traits for spec in CASES.values())) == set(Trait)
 
 
-def test_equally_named_quantities_agree():
+def test_equally_named_quantities_agree_across_algorithms():
     kinds = {}
     for name in CASES:
         for quantity in flattened(build(name).quantities):

@@ -58,7 +58,7 @@ def test_fingerprint_depends_on_code_only(path, tmp_path):
 
 
 @pytest.mark.slow
-def test_fingerprint_includes_imports_while_building(tmp_path):
+def test_fingerprint_includes_modules_imported_while_building(tmp_path):
     (tmp_path / "helper.py").write_text("LABEL = 1\n")
     line = "def by_size(problem, options):\n"
     path = write_by_size(tmp_path / "mine.py", (line, f"{line}    import helper\n"))

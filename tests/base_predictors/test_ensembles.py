@@ -88,7 +88,7 @@ def test_predictors_from_files_and_runs_are_mixed(task, tmp_path):
     np.testing.assert_allclose(rows[:2], [[0.7, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.4]], rtol=1e-6)
     raised = np.exp([1.0, 2, 3, 4])
     np.testing.assert_allclose(rows[2], raised / raised.sum(), rtol=1e-6)
-    # A single checkpoint may represent a run.
+    # The path of a single checkpoint may stand for its run.
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert_all_close(
         _mixed(task, checkpoint).model.initial_weights.non_trainable[0].T, rows[2:], rtol=0, atol=0
@@ -167,7 +167,7 @@ def test_secure_counts_skip_small_groups(task, streaming_runtime):
         by_client(task, streaming_runtime, only)
 
 
-def test_client_counts_are_the_clients_words(task, streaming_runtime):
+def test_client_counts_are_the_clients_word_counts(task, streaming_runtime):
     actual, _ = by_client(task, streaming_runtime, PlainSum())
     assert list(actual.counts) == ["a", "b", "c"]
     assert actual.counts["b"].tolist() == [1, 1, 1, 1]
@@ -179,7 +179,7 @@ def test_smoothing_adds_a_uniform_share():
     assert smoothed_scores(np.array([3, 0]), 0.0)[1] == -np.inf
 
 
-def test_alpha_file_lists_all_and_table_largest(tmp_path):
+def test_alpha_file_is_complete_and_table_shows_largest(tmp_path):
     scores = [ModelWeights([np.zeros(3, np.float32)], [])] * 40
     names = [f"n{k}" for k in range(39)] + ['odd, "$x"']
     model = ensemble(unigram_model(3), scores, names)

@@ -80,7 +80,7 @@ def test_whole_ensemble_steps_match_numpy():
 
 
 @pytest.mark.slow
-def test_masked_gradients_reproduce_figure_3s_order():
+def test_masked_gradients_rank_samplings_as_in_figure_3():
     start = np.sum((1 / _Q - _POWER_LAW) ** 2)
     assert start == pytest.approx(0.05076, abs=5e-6)
     full, weighted, uniform = (_excess_loss(s, "masked") for s in ("none", "weighted", "uniform"))
@@ -89,7 +89,7 @@ def test_masked_gradients_reproduce_figure_3s_order():
     assert _excess_loss("weighted", "unbiased") == pytest.approx(full, rel=0.1)
 
 
-def test_default_estimator_ends_closer_than_papers():
+def test_default_estimator_ends_closer_than_papers_estimator():
     """Expectation maximisation converges to the optimum of the log loss."""
     rng = np.random.default_rng(1)
     predictors = rng.dirichlet(np.full(20, 0.4), 8) * 0.98 + 0.02 / 20

@@ -127,7 +127,7 @@ def test_unbiased_estimator_has_documented_systematic_bias(budget):
     np.testing.assert_allclose(actual, gradient - 2 * (1 - factor) * in_common @ _ALPHA, atol=1e-5)
 
 
-def test_only_independent_draws_are_independent():
+def test_systematic_draws_of_predictors_are_not_independent():
     assert [PREDICTOR_DRAWS["independent"].room(4, q) for q in (100, 6)] == [14, 6]
     gamma = (2 / 3,) * 3
     pairs = {

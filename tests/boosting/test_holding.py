@@ -126,7 +126,7 @@ def test_equal_architectures_are_stored_as_one(mixed):
     assert len(store_for([one, Architecture(_LIKE, False)]).architectures) == 2
 
 
-def test_rejects_weights_inexact_in_float32(mixed):
+def test_rejects_weights_that_float32_cannot_represent(mixed):
     weights = [ModelWeights([], [w.copy() for w in p.non_trainable]) for p in mixed.weights]
     kernel = weights[1].non_trainable[0].astype(np.float64)
     weights[1].non_trainable[0] = kernel + 1e-12

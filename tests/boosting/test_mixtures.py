@@ -237,7 +237,7 @@ def test_two_class_metrics_use_the_mixture():
     assert predictions.shape == [50, 1]
 
 
-def test_unigram_model_is_softmax():
+def test_unigram_model_predicts_softmax_of_its_scores():
     model = unigram_model(3)
     scores = np.array([1.0, 0.0, -1.0], np.float32)
     x = tf.constant([0, 2, 2])

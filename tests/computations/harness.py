@@ -83,7 +83,7 @@ def squared_differences() -> Model:
 
 
 class EagerTraining:
-    """Rounds of an algorithm's pure functions without TFF, which sum clients in order."""
+    """Runs an algorithm's rounds from its pure functions, without TFF; sums clients in order."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm

@@ -236,7 +236,7 @@ class Server:
         return self.lambda_ / self.last_mean
 
     def round(self, cohort: Sequence[Client]) -> None:
-        """Runs lines 4 to 12; line 5 is the cohort, and lines 6 to 8 the results."""
+        """Runs lines 4 to 12; `cohort` is line 5's set, and lines 6 to 8 compute `results`."""
         alpha = self.alpha()
         results = [client(self.model, S_k, self.w, alpha, self.client_params) for S_k in cohort]
         beta_t = sum(r.beta for r in results)

@@ -123,7 +123,7 @@ _CASES: dict[str, dict[str, Any]] = {
 }
 
 
-# Each case has other random cohorts.
+# A case's index is the seed of its random cohorts, so each case has different cohorts.
 @pytest.mark.parametrize("case", _CASES)
 def test_pure_functions_match_reference(case):
     options = _options(**_CASES[case])

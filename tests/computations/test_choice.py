@@ -35,7 +35,7 @@ def _clients() -> list[dict[str, np.ndarray]]:
 
 
 def _split(client: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the examples that a client chooses a model by, and the other examples."""
+    """Returns the examples by which a client chooses a model, and its other examples."""
     parts = [
         [part.order.numpy(), int(part.num_examples)] for part in _HOLDOUT.split(single(client))
     ]
@@ -49,7 +49,7 @@ def _measure(weights: ModelWeights, examples: dict[str, np.ndarray]) -> tuple:
 
 
 def _expected(clients: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns each client's values on the examples that it does not choose a model by."""
+    """Returns each client's values on the examples by which it does not choose a model."""
     choices, losses, shares, counts = [], [], [], []
     for client in clients:
         to_choose_by, rest = _split(client)

@@ -79,7 +79,7 @@ def test_take_returns_examples_by_position():
 
 
 @pytest.mark.parametrize("limit", [2, 9])
-def test_limited_group_has_first_examples(limit):
+def test_limited_group_has_each_clients_first_examples(limit):
     clients = _clients(3, 1, 0, 2)
     limited = vectorised(clients).limited(limit)
     np.testing.assert_array_equal(limited.num_examples, np.minimum([3, 1, 0, 2], limit))
@@ -94,7 +94,7 @@ def test_limited_group_has_first_examples(limit):
 
 
 @pytest.mark.parametrize("map_", [one_client, one_client_in_fixed_shapes, vectorised_clients])
-def test_batch_larger_than_clients_is_one_batch(map_):
+def test_batch_size_above_all_examples_gives_one_batch(map_):
     # An array of the batch's size would need 8 GiB.
     clients = dataclasses.replace(vectorised(_clients(5, 2)), map_=map_)
     seen = []
@@ -119,7 +119,7 @@ def test_vectorised_domain_sums_match_single_clients(sizes, batch_size):
         assert_all_close(actual, np.stack(expected))
 
 
-def test_end_rows_are_valid_first_and_last_rows():
+def test_end_rows_are_each_clients_first_and_last():
     """Columns are gathered at these rows, which must exist even if all clients are empty."""
     group = vectorised(_clients(3, 1, 0, 2))
     np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])

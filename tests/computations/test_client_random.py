@@ -114,7 +114,7 @@ def test_other_distributions_use_tensorflows_vectorisation(draw):
 
 
 @pytest.mark.slow
-def test_tensorflows_registry_is_restored():
+def test_tensorflows_vectoriser_registry_is_restored():
     vectoriser = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
     registry = vectoriser._pfor_converter_registry
     before = dict(registry)

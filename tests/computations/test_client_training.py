@@ -92,7 +92,7 @@ def _noise(x, *, seed=_SEED, epochs=1) -> float:
 
 
 @pytest.mark.slow
-def test_steps_clients_and_rounds_draw_separate_noise():
+def test_noise_differs_by_step_client_and_round():
     first = _noise([1.0])
     assert _noise([1.0]) == first
     draws = np.diff([0.0, first, *[_noise([1.0], epochs=e) for e in (2, 3)]])
@@ -150,7 +150,7 @@ def test_client_beyond_limit_uses_its_first_examples(request, runtime, name):
 
 
 @pytest.mark.slow
-def test_evaluation_uses_first_examples(streaming_runtime):
+def test_evaluation_uses_each_clients_first_examples(streaming_runtime):
     model = logistic_regression(4, 3)
     evaluate = streaming_runtime.evaluation(model, 3, SecureSum(_OPTIONS))
     actual = evaluate(model.initial_weights, [[_LARGE, *_OTHERS]])
@@ -214,8 +214,8 @@ def test_rejects_invalid_options(case):
 
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-6])
-def test_repeated_rows_change_by_summed_gradients(rate):
-    """Subtracting 5,000 tiny steps from 1 one by one would lose all of them to rounding."""
+def test_rows_with_repeated_ids_change_by_summed_gradients(rate):
+    """If 5,000 tiny steps were subtracted from 1 one at a time, rounding would lose each step."""
     words = np.array([2] * 5000 + [0], np.int64)
     gradients = np.random.default_rng(0).normal(1.0, 0.1, size=[5001, 3]) * rate / 5000
     actual = minus_rows(np.ones([4, 3], np.float32), words, gradients.astype(np.float32))
@@ -245,7 +245,7 @@ def test_domain_pass_sums_losses_counts_and_metrics():
 
 
 @pytest.mark.slow
-def test_large_sum_keeps_small_losses():
+def test_large_loss_hides_no_small_losses_in_sum():
     """The first of 60,000 examples has 600,000 times the others' loss."""
     x = np.array([1e4] + [0.017] * 59_999, np.float32)
     sums = domain_sums(

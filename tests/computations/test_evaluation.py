@@ -81,7 +81,7 @@ def test_domain_sums_match_numpy(output, measured):
 
 
 def _client_values(measured: Sequence[_Measured], measure: str, row: int) -> np.ndarray:
-    """Returns the mean measure of each client in domain `row`, or overall if `row` is p.
+    """Returns each client's mean measure in domain `row`, or in all domains if `row` is p.
 
     Clients without examples of the domain are skipped.
     """
@@ -158,7 +158,7 @@ def test_secure_evaluation_matches_plain_evaluation(tff_runtime, output):
 
 
 @pytest.mark.slow
-def test_values_by_size_are_clipped(streaming_runtime, output):
+def test_values_by_client_size_are_clipped(streaming_runtime, output):
     low = SecureSum(make_options(SecureSumOptions, limit_examples=300, limit_loss=0.5))
     evaluated = streaming_runtime.evaluation(logistic_regression(4, 3), _DOMAINS, low)(
         random_weights(), [_clients()]

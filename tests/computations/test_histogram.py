@@ -147,7 +147,7 @@ def test_size_bins_are_powers_of_two():
     np.testing.assert_array_equal(grid.lower(), [2**i for i in range(24)])
 
 
-# --- Vectorised operations broadcast operands of any ranks as for a single client
+# --- Vectorised operations broadcast operands of any ranks, as a single client's do
 
 
 _NUM_CLIENTS = 3
@@ -198,7 +198,7 @@ def test_known_ranks_are_broadcast_without_tile():
 
 
 @pytest.mark.slow
-def test_other_vectorisations_stay_tensorflows():
+def test_other_code_keeps_tensorflows_vectorisation():
     """TensorFlow's own vectorisation runs before, after and, in a thread, during the package's."""
 
     def others() -> set[str]:

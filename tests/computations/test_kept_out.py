@@ -234,7 +234,7 @@ def test_rounds_match_reference(streaming_runtime, aggregation, rounds):
 
 
 def test_random_rounds_cover_measured_and_trained_domains():
-    """Some rounds only measure the second domain, others only train on it, or both or neither."""
+    """Some rounds only measure the second domain, some only train on it, some do both or none."""
     kinds = {_round_kind(cohort, 1) for cohort in _random_cohorts(20)}
     assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
 
@@ -244,7 +244,7 @@ def test_random_rounds_cover_measured_and_trained_domains():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["q_ffl", "term"])
-def test_one_example_client_gets_the_mean_loss(name):
+def test_client_with_one_example_gets_mean_loss(name):
     algorithm = build(name, measured_share=_SHARE, client_shuffle=False)
     training = EagerTraining(algorithm)
     rng = np.random.default_rng(10)

@@ -36,7 +36,8 @@ from tff_agnostic.models import logistic_regression
 
 _KERAS = tf.keras.optimizers.schedules
 _RATE, _T, _F = 0.3, 4, 0.25
-# Each schedule, and Keras' rate by round; Keras lacks the inverse square root.
+# Each schedule, and a function from the round to the expected rate. It is Keras' function except
+# for the inverse square root, which Keras lacks.
 _FORMULAS: list[tuple[Schedule, Any]] = [
     (InverseTime(_T), _KERAS.InverseTimeDecay(_RATE, _T, 1.0)),
     (Exponential(_T, _F), _KERAS.ExponentialDecay(_RATE, _T, _F)),

@@ -84,7 +84,7 @@ def test_rejects_other_intrinsics_under_any_name(uri, by_name):
         require_no_plain_sums(_round_with(uri, by_name))
 
 
-def test_accepts_packages_secure_sums():
+def test_accepts_secure_sums_of_this_package():
     @tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
     def secure_round(data):
         bits = tff.federated_secure_sum_bitwidth(data, 8)

@@ -1,4 +1,4 @@
-"""Secure sums scale clients beyond their bounds down, and keep the clients' ratios.
+"""Secure sums scale down clients beyond their bounds, and keep the clients' ratios.
 
 The server divides sums: updates by weights, losses by counts, metrics' numerators by denominators.
 If each value were clipped separately, a client could gain weight by sending larger values.
@@ -198,7 +198,7 @@ def test_domains_and_updates_are_bounded_separately():
     np.testing.assert_allclose(summed.losses, [6.0, 4.5, 7.5], rtol=1e-6)
 
 
-def test_adversary_weighs_as_client_at_bounds(adversary):
+def test_adversary_weighs_as_much_as_client_at_bounds(adversary):
     honest = [_answer(ratio=np.full(15, 0.1)) for _ in range(7)]
     summed, others = _summed(*honest, adversary), _summed(*honest)
 
@@ -210,7 +210,7 @@ def test_adversary_weighs_as_client_at_bounds(adversary):
 
     for i in np.flatnonzero(adversary.counts):
         mean_loss = adversary.losses[i] / adversary.counts[i]
-        # As many examples count as keep the count and the summed losses within their bounds.
+        # Examples count until their number or their summed losses would exceed the bound.
         counted = int(min(adversary.counts[i], _MAX_COUNT, _MAX_LOSSES / mean_loss * _SLACK))
         expected = (others.losses[i] + mean_loss * counted) / (others.counts[i] + counted)
         np.testing.assert_allclose(summed.losses[i] / summed.counts[i], expected, rtol=1e-5)

@@ -98,7 +98,7 @@ def test_integers_and_zeros_are_exact():
 
 @pytest.mark.parametrize("bits", [2, 40])
 @pytest.mark.parametrize("signed", [False, True])
-def test_range_ends_are_exact(bits, signed):
+def test_ends_of_the_range_are_exact(bits, signed):
     bound = Bound(3.0, signed=signed)
     summand = _One(tf.constant([3.0, -3.0 if signed else 0.0]))
     decoded, _ = decoded_sum(

@@ -123,8 +123,8 @@ def test_nesterov_steps_match_keras(learning_rate, momentum):
 
 
 _TFF = tff.learning.optimizers
-# Builders of the package's optimizer, from momentum and epsilon, and of TFF's, from rate, momentum
-# and epsilon.
+# Functions that build optimizers: the package's from (momentum, epsilon), TFF's from (rate,
+# momentum, epsilon).
 _PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda m, e: Sgd(), lambda rate, m, e: _TFF.build_sgdm(rate)),
     "momentum": (lambda m, e: Momentum(m), lambda rate, m, e: _TFF.build_sgdm(rate, m)),

@@ -36,7 +36,7 @@ class _State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _HalvingNorm(Aggregation):
-    """Plain sums of client outputs that are clipped to a norm, which each round halves.
+    """Plain sums of client outputs, clipped to a norm that is halved after each round.
 
     Attributes:
         first_norm: Norm in the first round, divided by the number of fields in a step's output.
@@ -132,7 +132,7 @@ def test_rounds_match_numpy(request, runtime):
     training = request.getfixturevalue(runtime).training(build(name), _HalvingNorm())
     state, reports = run_rounds(training, cohorts(_ROUNDS))
     assert_all_close(state.algorithm, _expected(name), rtol=1e-4, atol=1e-6)
-    # Each step has its own state of the aggregation.
+    # The aggregation has a separate state for each step.
     fields = {"survey": 2, "training": 8}
     names = [exchange.name for exchange in build(name).steps]
     assert [kept.rounds for kept in state.aggregations] == [_ROUNDS] * len(names)

@@ -125,7 +125,7 @@ def _agnostic(aggregation: Any = PlainSum()) -> Any:
 
 @functools.cache
 def _under(name: str) -> Any:
-    """Returns AgnosticFedAvg's process with an aggregator, cached as TFF compiles for seconds."""
+    """Returns AgnosticFedAvg's process with an aggregator; cached, as TFF takes long to compile."""
     return _agnostic(_named(name)).learning_process
 
 
@@ -153,7 +153,7 @@ def plain(tff_runtime):
 @pytest.mark.nightly_cases("dp")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["robust", "dp"])
-def test_tff_aggregators_keep_the_direction(plain, name):
+def test_tff_aggregators_keep_the_updates_direction(plain, name):
     moved, state, reports = _moved(_under(name))
     # These aggregators clip, so updates are not longer and nearly keep their direction. DP starts
     # with a small clip norm, which changes the direction more.

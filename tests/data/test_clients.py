@@ -79,7 +79,7 @@ def test_nested_columns_are_checked():
         assert message == f"client 7: {expected}"
 
 
-def test_first_examples_truncates_each_client():
+def test_each_client_is_truncated_to_its_first_examples():
     x = {"tokens": np.arange(9, dtype=np.int32).reshape(3, 3), "more": {"w": np.arange(3)}}
     columns = _columns(x=x)
     clients = FirstExamples(InMemoryClients({"b": columns, "a": columns}), 2)
@@ -105,7 +105,7 @@ def test_unknown_domain_counts_are_computed():
     np.testing.assert_array_equal(domain_counts(FirstExamples(clients, 2), 2), [2, 2])
 
 
-def test_domain_counts_estimate_from_few_clients():
+def test_domain_counts_are_estimated_from_few_clients():
     clients = _in_memory([4] * 100)
     reads = []
     read = clients.read

@@ -125,7 +125,7 @@ def test_chunks_predict_every_word_once(length):
         assert result[result != 0].tolist() == expected
 
 
-def test_short_sentences_are_equal_truncated_or_chunked():
+def test_truncated_and_chunked_short_sentences_are_equal():
     cut, chunked = (_encode(4, "the cat sat", "", "a", long_sentences=t) for t in LONG_SENTENCES)
     for a, b in zip(cut, chunked):
         np.testing.assert_array_equal(a, b)

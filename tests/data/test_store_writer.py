@@ -48,7 +48,7 @@ def test_buckets_and_record_order_do_not_change_clients(tmp_path):
 
 
 @pytest.mark.parametrize("memory", [10_000, 2**20])
-def test_writer_counts_and_moves_split_units(tmp_path, memory):
+def test_writer_counts_units_and_moves_them_between_splits(tmp_path, memory):
     draw = np.random.default_rng(0)
     expected: Counter[tuple[int, str]] = Counter()
     with StoreWriter(tmp_path / "s", memory) as writer:
@@ -70,7 +70,7 @@ def test_writer_counts_and_moves_split_units(tmp_path, memory):
     assert store.domain_table("test").sum(axis=0).tolist() == moved
 
 
-def test_single_record_additions_give_the_same_store(tmp_path):
+def test_adding_single_records_gives_the_same_store(tmp_path):
     records = mixed_records(1500)
     with StoreWriter(tmp_path / "small") as writer:
         for record in records:

@@ -102,7 +102,7 @@ def test_projected_points_are_in_the_set(case):
             assert case.inside is None or case.inside(actual.astype(np.float64)) > -1e-5
 
 
-def test_tiny_weights_entropy_projection_is_finite():
+def test_entropy_projection_of_tiny_weights_is_finite():
     lambda_set = _BOX
     tiny = np.finfo(np.float32).tiny
     actual = np.asarray(lambda_set.project_kl(tf.constant([1.0, tiny, tiny, tiny])))
@@ -149,7 +149,7 @@ def test_ball_around_all_vertices_reaches_largest_loss(losses):
     np.testing.assert_allclose(mixture @ losses, max(losses), rtol=1e-12)
 
 
-def test_thirty_domain_projection_matches_solver():
+def test_projection_with_thirty_domains_matches_solver():
     rng = np.random.default_rng(11)
     center = rng.dirichlet(np.ones(30))
     ball = Ball(tuple(center), 0.5)

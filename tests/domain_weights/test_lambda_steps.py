@@ -105,7 +105,7 @@ def test_absent_domain_is_frozen_or_has_loss_0():
 
 
 @pytest.mark.parametrize("update", _UPDATES, ids=str)
-def test_frozen_update_with_negative_losses_is_mixture(update):
+def test_frozen_domains_and_negative_losses_give_a_mixture(update):
     losses = (-500.0, -500.0, 0.0)
     options = LambdaPlayer(update, learning_rate=1.0, absent="freeze")
     counts = _f32(*[1.0 if loss else 0.0 for loss in losses])
@@ -115,11 +115,11 @@ def test_frozen_update_with_negative_losses_is_mixture(update):
 
 
 @pytest.mark.parametrize("constant", [0.0, -100.0])
-def test_frozen_projected_gradient_ignores_common_constant(constant):
+def test_projected_gradient_with_frozen_domains_ignores_common_constant(constant):
     options = LambdaPlayer(ProjectedGradient(), learning_rate=0.1, absent="freeze")
     losses = _f32(constant, constant + 0.1, 0.0)
     updated = _next(options, _f32(0.1, 0.1, 0.8), losses, _f32(1, 1, 0))
-    # The nearest point to (0.1, 0.11) whose sum is 0.2.
+    # (0.095, 0.105) is the nearest point to (0.1, 0.11) whose sum is 0.2.
     np.testing.assert_allclose(updated, [0.095, 0.105, 0.8], atol=2e-6)
 
 
@@ -198,6 +198,6 @@ def test_tiny_weights_of_present_domains_stay_normal():
 
 
 @pytest.mark.parametrize("update", [Cvar(), Fixed()], ids=str)
-def test_rejects_slope_for_updates_without_steps(update):
+def test_rejects_penalty_slope_for_updates_without_steps(update):
     with pytest.raises(UserError, match=r"^update: expected a step along the losses"):
         lambda_ascent(LambdaPlayer(update), ["a", "b"], slope=ascent.chi2(0.1))

@@ -68,7 +68,7 @@ def test_rejects_invalid_mixture_files(mixtures_file, tmp_path, case):
     return golden.refusal(HullSet(mixtures_file(case)).build, _NAMES, _TRAINING)
 
 
-def test_box_without_lambda_0_raises():
+def test_lambda_0_outside_box_raises():
     box = BoxSet(upper=(0.5,)).build(_NAMES, _TRAINING)
     with pytest.raises(UserError, match=r"^initial: expected a lambda_0 between"):
         box.start(np.array([0.6, 0.2, 0.2]))

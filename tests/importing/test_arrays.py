@@ -74,7 +74,7 @@ def test_npz_block_size_does_not_change_examples(tmp_path, monkeypatch):
     assert [(e.place, e.record.client) for e in read("npz", path, **_COLUMNS)[0]] == whole
 
 
-def test_npz_options_name_domain_features_and_classes(tmp_path):
+def test_npz_options_select_domain_features_and_classes(tmp_path):
     path = _file(tmp_path, **_arrays())
     options = {"client_column": "who", "domain_name": "all", "feature_name": "f"}
     examples, _ = read("npz", path, **options)
@@ -197,7 +197,7 @@ def test_idx_clients_have_equal_sizes(tmp_path):
     assert clients != [e.record.client for e in read("idx", tmp_path, num_clients=12, seed=2)[0]]
 
 
-def test_idx_selects_and_names_classes(tmp_path):
+def test_idx_options_select_and_rename_classes(tmp_path):
     _pair(tmp_path, [0, 1, 2, 6, 2, 9])
     examples, log = read(
         "idx", tmp_path, classes=(6, 0, 2), class_names=("shirt", "top", "pullover"), num_clients=1

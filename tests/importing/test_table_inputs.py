@@ -27,7 +27,7 @@ _ROWS = [
     {"who": "d", "age": "?", "pay": " ", "job": "cook", "town": "9", "y": "0", "for": "heldout"},
 ]
 _MARKS = {"missing_marks": ("?",)}
-# A missing number, before the store replaces it.
+# The value that a missing number has until the store replaces it.
 _GAP = float("nan")
 
 

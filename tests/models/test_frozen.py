@@ -21,7 +21,7 @@ def _model(name: str = "dense") -> Model:
 
 
 @pytest.mark.parametrize("frozen", [(), (0,), (3,), (0, 2), (1, 2, 3)])
-def test_as_in_keras_restores_weight_order(frozen):
+def test_weights_return_to_their_order_in_keras(frozen):
     weights = ModelWeights(["a", "b", "c", "d"], ["e"])
     result = with_frozen(weights, frozen)
     assert result.non_trainable == [*("abcd"[k] for k in frozen), "e"]

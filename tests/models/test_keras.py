@@ -49,7 +49,7 @@ def _set(keras_model: tf.keras.Model, weights: ModelWeights) -> None:
             variable.assign(value)
 
 
-# Masking is also tested by own_recurrent_layers, which is cheaper to trace.
+# Masking is tested by own_recurrent_layers, which is cheaper to trace than lstm_with_masking.
 _USUAL = [name for name in KINDS if name != "lstm_with_masking"]
 
 

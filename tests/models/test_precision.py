@@ -72,7 +72,7 @@ def test_loss_scale_preserves_small_gradients():
     np.testing.assert_allclose(state.algorithm.weights.trainable[0], -1e-7, rtol=0.01)
 
 
-def test_computing_in_restores_keras_policy():
+def test_keras_policy_is_restored_after_an_error():
     before = tf.keras.mixed_precision.global_policy().name
     with pytest.raises(KeyError), computing_in("mixed_bfloat16"):
         raise KeyError

@@ -140,13 +140,13 @@ def test_masked_step_repeats_the_previous_output(make_layer):
     assert not np.array_equal(outputs[4], outputs[3])
 
 
-def test_layer_passes_its_mask_only_with_sequences(make_layer):
+def test_layer_passes_its_mask_only_if_returning_sequences(make_layer):
     x, mask = tf.constant(sequences([4, 6, 3]).x), tf.constant(MASKS["right"])
     np.testing.assert_array_equal(make_layer(return_sequences=True)(x, mask=mask)._keras_mask, mask)
     assert getattr(make_layer()(x, mask=mask), "_keras_mask", None) is None
 
 
-def test_single_output_is_the_sequences_last(make_layer):
+def test_single_output_equals_last_output_of_sequence(make_layer):
     data = sequences([4, 6, 3], mask=MASKS["middle"])
     last, all_outputs = (
         make_layer(return_sequences=flag)(data.x, mask=data.mask).numpy() for flag in (False, True)

@@ -24,7 +24,7 @@ _BASE64 = _BYTES * 8 // 6
 
 
 def store_digests(store: Path) -> set[bytes]:
-    """Returns digests of a store's files, and of its examples in total, by split and by client."""
+    """Returns digests of a store's files, of all its examples, and of each split's and client's."""
     opened = ArrowStore(store)
     with tempfile.TemporaryDirectory() as folder:
         to_tff(opened, Path(folder) / "tff.sqlite")
@@ -54,7 +54,7 @@ def _totals(examples: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def digest_places(published: Mapping[str, bytes], digests: Iterable[bytes]) -> list[str]:
-    """Returns the names of contents that contain a digest, in any encoding, even truncated."""
+    """Returns the names whose contents include a digest, in any encoding and even if truncated."""
     forms = {form for digest in digests for form in _forms(digest[:_BYTES])}
     return [name for name, content in published.items() if any(form in content for form in forms)]
 

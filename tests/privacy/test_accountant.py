@@ -195,7 +195,7 @@ def test_spanish_gboard_tree_matches_its_paper():
 
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, int])
 def test_multiplier_type_does_not_change_epsilon(kind):
-    """dp-accounting ignores composed multipliers after the first, except of type float."""
+    """dp-accounting ignores composed multipliers after the first, unless they have type float."""
     multipliers = [kind(1), kind(1)]
     mechanism = CentralNoise(effective_noise_multiplier(multipliers), _COHORTS)
     assert _epsilon(mechanism, 1000, _DELTA, "rdp") == pytest.approx(5.2595, rel=1e-4)
@@ -281,7 +281,7 @@ def test_groups_noise_composes_to_the_total(z, share):
     assert effective_noise_multiplier(groups.values()) == pytest.approx(z)
 
 
-def test_group_without_noise_makes_total_zero():
+def test_group_without_noise_makes_total_multiplier_zero():
     assert effective_noise_multiplier([1.0, 0.0]) == 0
 
 

@@ -77,7 +77,7 @@ def test_discrete_gaussian_divergence_equals_gaussian(l2):
     np.testing.assert_allclose(result, orders * l2**2 / 8, rtol=1e-12)
 
 
-def test_narrow_discrete_gaussian_has_floor():
+def test_narrow_discrete_gaussians_divergence_has_a_floor():
     # Two clients have tau = 10 exp(-pi^2 sigma^2), which does not depend on the sensitivity.
     result = discrete_gaussian(Sensitivity(1e-9, 1e-9), 0.25, 2, 4, np.array([2.0]))
     assert result == pytest.approx((math.sqrt(4) * 10 * math.exp(-(math.pi**2) / 4)) ** 2)

@@ -1,4 +1,4 @@
-"""Sensitivity of tree noise equals enumeration and TensorFlow Privacy's; cohorts' events."""
+"""Tree noise's sensitivity equals all patterns' maximum; samplings give dp-accounting's events."""
 
 import itertools
 

@@ -35,7 +35,8 @@ from tff_agnostic.saving.checkpoints import CheckpointFolder
 _NUM_DRAWS = 60
 # Two groups of settings, each with two samples of clients.
 _QUICK = (44, 45, 56, 57)
-# Groups that another group covers, with the same algorithm and the same sums or more complex ones.
+# Groups that are drawn nightly only, as another group covers each of them: it has the same
+# algorithm, and the same sums or more complex ones.
 _NIGHTLY_GROUPS = (2, 4, 9)
 _FACTOR = 4.0
 # Minimum ratio of losses that a histogram distinguishes after any shift.

@@ -37,7 +37,7 @@ _ALGORITHMS = {
 # Baselines of excess losses, some above and some below the losses.
 _SETTINGS: Mapping[str, Any] = {"agnostic_fed_avg": {"lambda_baselines": (0.9, 0.0, 2.0)}}
 CASES = tuple((*case, algorithm) for case, algorithm in _ALGORITHMS.items())
-# Cases in which the clients' model is an ensemble, with other messages.
+# Cases whose model is an ensemble, with messages unlike those of other models.
 ENSEMBLE_CASES = (
     ("vectorised", "plain", "fed_boost"),
     ("vectorised", "secure", "afl_boost"),

@@ -256,7 +256,7 @@ class _FullLanesRuntime(CohortRuntime):
         return _FullLanes()
 
 
-def test_exhausted_memory_names_settings_to_lower():
+def test_error_of_exhausted_memory_names_settings_to_lower():
     training = _FullLanesRuntime().training(_algorithm(), PlainSum())
     with pytest.raises(ExecutionError) as error:
         training.next(training.initialize(), _cohort())

@@ -238,7 +238,7 @@ def test_streamed_shards_keep_order_and_are_even(num_clients):
 
 
 def test_shards_contain_python_integers():
-    """The integers are sent to workers, and index lists."""
+    """The integers are sent to workers and used as indices of lists."""
     for shards in (streamed_shards(3), vectorised_shards([1, 2, 3], 2)):
         assert {type(k) for shard in shards for k in shard} == {int}
 
@@ -286,7 +286,7 @@ def test_rounds_and_evaluations_are_traced_once(mode):
 
 
 @pytest.mark.slow
-def test_lambda_rates_share_a_trace():
+def test_algorithms_with_different_lambda_rates_share_a_trace():
     model, traces = _counting_model()
     lambdas, counts = [], []
     with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:

@@ -49,7 +49,7 @@ _ALL_RUNS = [
     ("agnostic_fed_avg", "secure", "frozen", ("vectorised",)),
     ("agnostic_fed_avg", "plain", "convolutional", ("streamed", "vectorised")),
 ]
-# The other runs are nightly.
+# Runs of usual tests; the runs that are only in `_ALL_RUNS` are nightly.
 _USUAL_RUNS = [
     ("agnostic_fed_avg", "secure", "logistic", ("vectorised",)),
     ("delta_fl", "plain", "logistic", _MODES),

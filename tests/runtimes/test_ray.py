@@ -102,7 +102,7 @@ def _workers(running: bool) -> list[int]:
 
 
 @pytest.mark.nightly
-def test_workers_have_the_commands_priority(runtime):
+def test_workers_run_at_the_commands_priority(runtime):
     three_rounds(training(runtime, "vectorised"), "vectorised")
     priorities = {os.getpriority(os.PRIO_PROCESS, pid) for pid in _workers(running=False)}
     assert priorities == {os.getpriority(os.PRIO_PROCESS, 0)}
@@ -155,7 +155,7 @@ def _kill_running_worker(killed: list[int]) -> threading.Thread:
 
 
 @pytest.mark.slow
-def test_workers_killed_in_rounds_keep_results(runtime, undisturbed):
+def test_results_survive_workers_killed_in_rounds(runtime, undisturbed):
     rounds, cohorts, expected = undisturbed
     runtime.take_events()
     killed: list[int] = []
@@ -175,7 +175,7 @@ def test_workers_killed_in_rounds_keep_results(runtime, undisturbed):
 
 
 @pytest.mark.slow
-def test_workers_killed_between_rounds_keep_results(runtime, undisturbed):
+def test_results_survive_workers_killed_between_rounds(runtime, undisturbed):
     rounds, cohorts, expected = undisturbed
     state, metrics = rounds.initialize(), []
     for k, clients in enumerate(cohorts):
@@ -223,7 +223,7 @@ def test_rejects_more_workers_than_resources(local_ray):
 
 
 @pytest.mark.nightly
-def test_rejects_worker_with_other_version(local_ray, monkeypatch):
+def test_rejects_worker_with_another_package_version(local_ray, monkeypatch):
     monkeypatch.setattr(tff_agnostic, "__version__", "0.0.7")
     with RUNTIMES["ray"].build(_options(1)) as one:
         rounds = training(one, "streamed")

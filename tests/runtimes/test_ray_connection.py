@@ -114,7 +114,7 @@ def test_only_slow_start_of_ray_is_retried(monkeypatch, message, attempts):
 
 
 @pytest.mark.nightly
-def test_removed_node_keeps_results():
+def test_results_survive_the_removal_of_a_node():
     process = _start(_TWO_NODES)
     output, _ = process.communicate()
     assert process.returncode == 0, output

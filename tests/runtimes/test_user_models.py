@@ -75,7 +75,7 @@ def test_client_modes_give_equal_rounds(
             assert golden.refusal(train, mode).startswith(_REFUSED)
             continue
         assert_all_close(train(mode), (weights, reports), rtol=1e-5, atol=1e-5)
-    # The automatic mode streams other models without a message.
+    # In the automatic mode, models that cannot be vectorised are streamed without a message.
     assert capfd.readouterr().err == ""
 
 

@@ -50,7 +50,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGINT)
 def parents(
     request: pytest.FixtureRequest,
 ) -> "Iterator[dict[signal.Signals, subprocess.Popen[str]]]":
-    """A Python process with a worker, by signal; all start at once to save time."""
+    """Python processes with a worker, by the signal for each; all start at once to save time."""
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     with default_signals():
         processes = {
@@ -82,7 +82,7 @@ def test_worker_exits_after_signal_to_parent(parents, sent):
 
 
 def test_worker_outlives_the_thread_that_started_it():
-    """The kernel sends its death signal when the starting thread exits, not the process."""
+    """The kernel's parent-death signal comes when the starting thread exits, not its process."""
     worker = TffWorker()
     starter = threading.Thread(target=worker.__enter__)
     starter.start()

@@ -126,7 +126,7 @@ def test_heldout_images_come_from_training_images(task):
     )
 
 
-def test_keep_option_thins_no_heldout_images():
+def test_keep_option_does_not_thin_heldout_images():
     thinned, whole = _load(heldout_share=0.25), _load(heldout_share=0.25, keep="")
     assert _images(thinned.test) == _images(whole.test)
     assert _counts(thinned, "train")[8] == round(0.15 * _counts(whole, "train")[8])

@@ -90,7 +90,7 @@ def test_domain_vector_is_added_to_scores(model):
     vectors = weights.trainable[k].numpy()[domain]
     expected = scores + vectors.reshape(5, *[1] * (scores.ndim - 2), -1)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
-    # `last_layer` is the wrapped model's; the domains' vectors can be trained alone.
+    # `last_layer` is that of the wrapped model; the domains' vectors can be all that is trained.
     layer = last_layer(model)
     assert last_layer(wider).name == layer.name
     alone = freeze(wider, [layer.name, *layer.others])
@@ -122,7 +122,7 @@ def test_domain_gradients_equal_one_hot_linear_model():
     np.testing.assert_allclose(gradients[1 if k == 0 else 0], expected[:4], rtol=1e-4, atol=1e-6)
 
 
-def test_clients_with_domain_add_domain_ids():
+def test_clients_with_domain_input_contain_domain_ids():
     examples = {
         "x": np.array([[1.0], [2.0], [3.0]], np.float32),
         "y": np.array([7, 8, 9], np.int32),
@@ -157,7 +157,7 @@ def _from_probabilities():
         ),
     ],
 )
-def test_with_domain_rejects_unsuitable_models(model, message):
+def test_adding_domain_input_rejects_unsuitable_models(model, message):
     with pytest.raises(UserError, match=f"^domain_input: expected {message}"):
         with_domain(model(), 2)
 

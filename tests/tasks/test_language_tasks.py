@@ -29,7 +29,7 @@ _LANGUAGE_TASKS = list(_SMALL)
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Replaces the slow model builders; returns their (vocabulary size, other arguments)."""
+    """Replaces the slow model builder; returns a list of its (vocabulary size, other arguments)."""
     seen = []
 
     def build(network, vocabulary_size, sequence_length, seed):
@@ -104,7 +104,7 @@ def test_long_sentences_are_reported_or_continued(tmp_path, sizes, task):
     examples = chunked.train.read("b")
     np.testing.assert_array_equal(examples["y"], [[1, 2], [6, 0], [3, 6], [1, 1], [4, 6]])
     assert examples["domain_id"].tolist() == [1, 1, 0, 1, 1]
-    # Chunks are more examples than the store counts sentences.
+    # The counts are of chunks, which are more than the sentences that the store counts.
     np.testing.assert_array_equal(client_domain_counts(chunked.train, 2), [[2, 0], [1, 4]])
     message = _error(task, path, long_sentences="cutt")
     assert message.startswith("long_sentences: unknown treatment of long sentences 'cu")

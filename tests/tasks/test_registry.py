@@ -116,7 +116,7 @@ def test_network_names_apply_to_each_task():
         assert task_options("next_word", {"network": option.parsed(text)}).network == network
 
 
-def test_run_errors_prefix_options_with_dashes(tmp_path):
+def test_errors_of_runs_prefix_options_with_dashes(tmp_path):
     context = TaskContext(0, data=_images(tmp_path / "s.sqlite", 0.5))
     options = {"high_school_writers": 9}
     message = "high_school_writers: expected 1 to 1, the number of high-school writers, found 9"

@@ -86,7 +86,7 @@ def test_resumed_run_repeats_noise_and_cohorts(parts, streaming_runtime):
     assert ends[0].reports[-1]["privacy"] == whole.reports[-1]["privacy"]
 
 
-def test_rejects_account_for_other_noise(parts, streaming_runtime):
+def test_rejects_account_for_another_noise_multiplier(parts, streaming_runtime):
     algorithm, clients = parts
     private, other = _private(parts), _private(parts, noise_multiplier=3.0)
     with pytest.raises(OptionError, match=r"^observers: .*, found 'PrivacyAccount'"):

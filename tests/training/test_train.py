@@ -86,7 +86,7 @@ def test_resumed_training_equals_one_call(parts, streaming_runtime):
     assert [len(t.reports) for t in (whole, first, second)] == [5, 2, 3]
 
 
-def test_full_batches_equal_gradient_descent(streaming_runtime):
+def test_training_on_full_batches_equals_gradient_descent(streaming_runtime):
     arrays = _arrays(labels="numbers")
     problem, clients = regression(_line, arrays, ["even", "odd"], clients_per_round=6)
     options = make_options(

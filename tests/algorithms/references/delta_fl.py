@@ -39,7 +39,7 @@ _ROUNDING = 1e-12
 
 
 class Cut(NamedTuple):
-    """The loss (or bin) from which clients train, and the fraction for clients exactly at it."""
+    """The smallest loss (or bin) that trains, and the fraction with which clients at it train."""
 
     at: float
     share: float

@@ -2,7 +2,7 @@
 
 It minimises sum_k p_k / (q+1) F_k(w)^{q+1} with p_k = n_k / n. The paper draws devices with
 probability p_k and sums them equally, which is the weighting "equal". The weighting "examples" is
-for uniformly drawn devices: both sums weight them by n_k.
+for uniformly drawn devices: the sums of Delta_k and of h_k both weight devices by n_k.
 """
 
 from collections.abc import Sequence

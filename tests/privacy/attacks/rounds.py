@@ -34,7 +34,7 @@ from tff_agnostic.computations.round import (
 
 # Maximum number of cohort entries to run at once, in total over runs, which limits memory.
 _ENTRIES_AT_ONCE = 40_000
-# Number of keys to try, since parts of a message that are equal with all keys have no noise.
+# Number of keys to try: parts of a message that are equal for all these keys have no noise.
 _PROBES = 16
 # Norm of the attacked client's update in clip norms, below 1 so that float32 rounding cannot clip.
 _WITHIN = 1 - 1e-6

@@ -58,7 +58,7 @@ def lower_bound(without: np.ndarray, with_client: np.ndarray, delta: float) -> f
 
 
 def _by_sign(pair: list[np.ndarray], sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns signed scores, first those of the case in which the event should be frequent."""
+    """Returns both cases' signed scores, first of the case in which the event is more frequent."""
     without, with_client = (sign * scores for scores in pair)
     return (with_client, without) if sign > 0 else (without, with_client)
 

@@ -114,7 +114,7 @@ def test_real_or_negative_labels_are_not_classes(tmp_path, labels, dtype):
     assert names == (errors if dtype == np.float32 else [])
 
 
-def test_label_kind_number_reads_real_labels(tmp_path):
+def test_labels_of_kind_number_are_real_numbers(tmp_path):
     table = tmp_path / "prices.csv"
     rows = [f"u{k},{'ab'[k % 2]},{k},{k / 2 - 3}" for k in range(40)]
     table.write_text("\n".join(["who,where,size,price", *rows]))
