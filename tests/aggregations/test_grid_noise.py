@@ -61,7 +61,7 @@ def test_digit_table_equals_exact_probabilities():
     assert 3 * (variation + beyond) < noise_generators.VARIATION
 
 
-def test_digits_together_are_a_discrete_gaussian():
+def test_sums_of_digits_are_a_discrete_gaussian():
     """The test enumerates all sums of smaller digits with the same ratio t / m = 2.54."""
     t, m = 2 * 1424 / 560, 2
     digits = np.arange(-70, 71)
@@ -81,7 +81,7 @@ def test_digits_together_are_a_discrete_gaussian():
     assert pytest.approx(1424 * math.sqrt(1 + 560**2 + 560**4)) == DEVIATION
 
 
-def test_draws_are_normal_and_digits_are_distributed():
+def test_draws_are_normal_and_digits_have_their_distribution():
     draws = _noise(_DRAWS)
     assert stats.kstest(draws / DEVIATION, "norm").pvalue > 0.01
     assert np.var(draws / DEVIATION) == pytest.approx(1.0, rel=0.01)

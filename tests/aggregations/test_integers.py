@@ -20,7 +20,7 @@ from tff_agnostic.aggregations.integer_codec import (
 from tff_agnostic.privacy.distributed import ROUNDING_BETA, rounded_sensitivity
 
 
-def test_rounding_is_unbiased_and_gives_neighbours():
+def test_rounding_is_unbiased_and_gives_neighbouring_integers():
     rng = np.random.default_rng(0)
     vector = rng.normal(size=5) * 10
     repeated, uniforms = np.tile(vector, 4000), rng.random(20_000)

@@ -112,7 +112,7 @@ def test_noise_is_independent_across_values_and_keys(draw, name):
 
 
 @pytest.mark.parametrize("name", _KINDS)
-def test_release_repeats_its_noise(draw, name):
+def test_repeated_release_has_the_same_noise(draw, name):
     noise = _KINDS[name]
     for release in (0, 6, 7, 1_000_000):
         np.testing.assert_array_equal(draw(noise, release, (3,)), draw(noise, release, (3,)))

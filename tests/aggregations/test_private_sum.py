@@ -190,7 +190,7 @@ class _LeakingLater(CentralDpSum):
 @pytest.mark.parametrize(
     ("kind", "algorithm"), [(_Leaking, "fed_avg"), (_LeakingLater, "above_mean")]
 )
-def test_rejects_key_in_the_broadcast(streaming_runtime, kind, algorithm):
+def test_rejects_noise_key_in_the_broadcast(streaming_runtime, kind, algorithm):
     usual = private_sum(noise_multiplier=1.0)
     leaking = kind(**{f.name: getattr(usual, f.name) for f in dataclasses.fields(usual)})
     with pytest.raises(UserError, match="the broadcast depends on a secret of the server"):

@@ -251,7 +251,7 @@ def test_clients_take_part_with_given_probability(share):
     assert abs(drawn.mean() - share) < 0.012
 
 
-def test_rounds_draw_new_clients_and_count_them(streaming_runtime):
+def test_each_round_draws_new_clients_and_counts_them(streaming_runtime):
     algorithm = _sub(0.5).build()
     training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(8)

@@ -106,7 +106,7 @@ def test_levels_of_a_family_equal_levels_trained_alone(streaming_runtime):
 
 
 @pytest.mark.nightly
-def test_network_family_runs_streamed(streaming_runtime):
+def test_family_of_networks_runs_in_streamed_mode(streaming_runtime):
     """The network's graph is so large that TensorFlow rewrites sums in loops; see `fold_in`."""
     algorithm = build(
         "delta_fl", model=emnist_cnn(10, 0), theta=(0.1, 0.5, 0.8, 1.0), threshold="survey"

@@ -45,7 +45,7 @@ def test_window_ignores_round_without_examples():
     np.testing.assert_array_equal(mean, [2, 3])
 
 
-def test_alpha_is_lambda_over_mean_counts():
+def test_alpha_is_lambda_divided_by_mean_counts():
     options = make_options(dw.AgnosticFedAvgOptions, lambda_initial=(0.1, 0.9))
     problem = Problem(linear_model(), ("a", "b"))
     algorithm = dw.agnostic_fed_avg(problem, options, initial_counts=(5.0, 0.5))
@@ -53,7 +53,7 @@ def test_alpha_is_lambda_over_mean_counts():
     np.testing.assert_allclose(alpha, [0.02, 1.8], rtol=1e-6)
 
 
-# --- Initial states and their checks
+# --- Tests of initial states and of their checks
 
 
 def test_lambda_starts_uniform_with_expected_counts():

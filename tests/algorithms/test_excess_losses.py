@@ -72,10 +72,10 @@ def test_rejects_invalid_baselines(build, baselines, message):
         build(lambda_baselines=baselines)
 
 
-# --- The regret's saddle point
+# --- Rounds with excess losses reach the regret's saddle point
 
 
-# Standard deviation of the labels' noise in each domain, which no weights can fit.
+# Standard deviation of the noise in each domain's labels; no weights can fit this noise.
 _NOISE = (2.0, 0.5, 0.05)
 
 

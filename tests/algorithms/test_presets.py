@@ -248,7 +248,7 @@ def test_every_preset_sets_its_algorithms_flags():
         assert set(spec.paper_arguments) <= set(inspect.signature(spec.build).parameters), name
 
 
-def test_given_flags_precede_the_preset():
+def test_given_flags_override_the_presets_settings():
     given = {"algorithm": "delta_fl", "preset": "paper", "threshold": "lagged"}
     run = resolve("digits", given, {})
     assert run.algorithm.threshold == LaggedThreshold()

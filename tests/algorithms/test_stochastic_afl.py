@@ -122,7 +122,7 @@ def test_hull_set_updates_its_mixtures_weights(streaming_runtime, tmp_path):
         np.testing.assert_allclose(report["domain_weights"]["lambda"], expected, atol=1e-5)
 
 
-# --- Absent domains, and domains without measured losses
+# --- Tests with absent domains, and with domains without measured losses
 
 
 def _round(algorithm: Any, state: Any, losses: Any, measured: Any, trained: Any = None) -> Any:
@@ -170,7 +170,7 @@ def test_rarely_measured_losses_stay_unbiased():
     np.testing.assert_allclose(state.lambda_, [0.5, 0.5], atol=1e-5)
 
 
-# --- Means of Stochastic-AFL's random gradients
+# --- Stochastic-AFL's random gradients have the exact gradients as means
 
 
 def test_sampled_gradients_are_unbiased():
@@ -243,7 +243,7 @@ def test_one_drawn_loss_moves_one_lambda(cohort_runtime):
     assert np.all(np.bincount(moved, minlength=3) > 8)
 
 
-# --- Convergence to the saddle point in each set Lambda
+# --- Rounds converge to the saddle point in each set Lambda
 
 
 def _disagreeing(num_domains: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

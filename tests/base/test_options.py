@@ -144,7 +144,7 @@ def test_error_in_nested_options_names_nested_field():
     assert str(raised.value) == "seats: expected at least 1 and at most 80, found 81"
 
 
-def test_registry_may_be_defined_later():
+def test_registry_may_be_defined_after_its_options():
     @dataclasses.dataclass(frozen=True)
     class Line(Options):
         fuel: Annotated[str, OneOf(lambda: _FUELS)] = "coal"

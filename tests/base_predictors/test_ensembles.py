@@ -152,7 +152,7 @@ def test_domain_counts_are_sums_over_clients(task, streaming_runtime):
 
 
 @pytest.mark.nightly
-def test_secure_counts_skip_small_groups(task, streaming_runtime):
+def test_secure_word_counts_skip_small_groups_of_clients(task, streaming_runtime):
     options = make_options(SecureSumOptions, limit_examples=10, secure_min_clients=2)
     actual, _ = by_domain(task, streaming_runtime, SecureSum(options))
     assert actual.counts["question"].tolist() == [4, 1, 0, 0]

@@ -132,7 +132,7 @@ def test_clients_without_choice_are_only_counted(choose):
 
 
 def test_clients_with_diverged_model_do_not_choose(choose):
-    """Clients do not choose another model instead, but count as not finite."""
+    """Such clients count as not finite; they do not choose another model."""
     infinite = ModelWeights([np.full([4, 3], np.inf, np.float32), np.zeros([3], np.float32)], [])
     actual = choose((infinite, *_FAMILY[1:]), [_clients()]).output
     assert actual.clients["chose"] == 0

@@ -104,7 +104,7 @@ def test_batch_size_above_all_examples_gives_one_batch(map_):
     np.testing.assert_array_equal(batch.is_present[1], [True, True, False, False, False])
 
 
-def test_shared_values_are_repeated_per_client():
+def test_values_shared_by_clients_are_repeated_per_client():
     result = vectorised_clients(lambda _: tf.constant([1, 2]), tf.zeros([3]))
     np.testing.assert_array_equal(result, [[1, 2]] * 3)
 

@@ -100,7 +100,7 @@ def test_noise_differs_by_step_client_and_round():
     assert len({first, _noise([2.0]), _noise([1.0], seed=np.array([1, 3], np.int32))}) == 3
 
 
-# --- Rounds with clients beyond the secure sums' limit of examples
+# --- Tests of clients with more examples than the limit of secure sums
 
 
 _OPTIONS = make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, limit_weight=200.0)
@@ -160,7 +160,7 @@ def test_evaluation_uses_each_clients_first_examples(streaming_runtime):
     assert expected.clipped["examples"] == 0
 
 
-# --- Local SGD on one client
+# --- Tests of local SGD on one client
 
 
 _TRAINING_SEED = tf.constant(12, tf.int64)
@@ -225,10 +225,10 @@ def test_rows_with_repeated_ids_change_by_summed_gradients(rate):
     assert_identical(actual[1], np.ones([3], np.float32))
 
 
-# --- Each domain's sums of losses, counts and metrics
+# --- Losses, counts and metrics are summed by domain
 
 
-def test_domain_pass_sums_losses_counts_and_metrics():
+def test_sums_by_domain_cover_losses_counts_and_metrics():
     model, weights, client = logistic_regression(4, 3), random_weights(), _client()
     sums = domain_sums(model, 4, weights, single(client), batch_size=7)
     assert_all_close(sums, domain_sums(model, 4, weights, single(client), batch_size=1000))

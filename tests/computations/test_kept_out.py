@@ -132,7 +132,7 @@ def test_round_without_measurement_keeps_lambda():
     np.testing.assert_array_equal(actual, lambda_)
 
 
-# --- Rounds with held-out examples
+# --- Tests of rounds with held-out examples
 
 
 class _ServerWithHoldout(reference.Server):
@@ -239,7 +239,7 @@ def test_random_rounds_cover_measured_and_trained_domains():
     assert kinds == {(a, b) for a in (False, True) for b in (False, True)}
 
 
-# --- Algorithms that weight clients by losses, with clients without measured examples
+# --- Algorithms that weight clients by losses weight unmeasured clients by the mean loss
 
 
 @pytest.mark.slow

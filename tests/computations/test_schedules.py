@@ -57,7 +57,7 @@ def test_schedules_match_keras(schedule, expected):
         assert actual == pytest.approx(float(expected(t)), rel=1e-6), t
 
 
-def test_exponential_does_not_drift_in_long_runs():
+def test_exponential_schedule_does_not_drift_in_long_runs():
     rate = Rate(_RATE, Exponential(1, 0.999))
     for t in (1_000, 10_000):
         assert float(rate.at(tf.constant(t))) == pytest.approx(_RATE * 0.999**t, rel=3e-6)

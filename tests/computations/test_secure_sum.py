@@ -169,7 +169,7 @@ def test_equal_settings_give_equal_aggregations(name):
     assert first.name == name
 
 
-# --- In the TFF runtime
+# --- Tests of secure sums in the TFF runtime
 
 
 @pytest.mark.slow

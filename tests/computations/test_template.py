@@ -48,7 +48,7 @@ def test_rejects_settings_for_other_domains():
         build_agnostic_fed_avg(logistic_regression(4, 3), 3, options)
 
 
-# --- Keys of steps
+# --- Steps have equal keys if their work and bounds are equal
 
 
 def _key(step):

@@ -220,7 +220,7 @@ def test_other_runtimes_reject_tff_aggregators(cohort_runtime):
         cohort_runtime.training(build("agnostic_fed_avg", _softmax()), aggregation)
 
 
-def test_from_tff_rejects_sums_and_other_values():
+def test_conversion_from_tff_rejects_sums_and_other_values():
     with pytest.raises(UserError, match=r"a mean, found SumFactory: .*UnweightedMeanFactory"):
         aggregations.from_tff(tff.aggregators.SumFactory())
     with pytest.raises(UserError, match="expected a weighted or unweighted factory"):

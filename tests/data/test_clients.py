@@ -115,7 +115,7 @@ def test_domain_counts_are_estimated_from_few_clients():
     assert {"000", "099"} <= set(reads)
 
 
-# --- Cohorts read one round ahead
+# --- Cohorts are read one round ahead
 
 
 _IDS = [f"client_{k}" for k in range(9)]
@@ -170,7 +170,7 @@ def test_damaged_client_raises_in_its_own_round():
             reader.read(2)
 
 
-# --- Partitions of pooled examples
+# --- Pooled examples are divided among clients
 
 
 def _rng(seed: int = 0) -> np.random.Generator:

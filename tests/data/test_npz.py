@@ -24,7 +24,7 @@ def _read_error(path: Path) -> str:
     return message
 
 
-def test_read_npz_returns_saved_arrays(tmp_path):
+def test_reading_npz_files_returns_saved_arrays(tmp_path):
     _save_client(tmp_path / "a.npz")
     arrays = read_npz(tmp_path / "a.npz")
     assert set(arrays) == {"x", "y"}

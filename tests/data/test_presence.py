@@ -43,7 +43,7 @@ def test_expected_presence_matches_simulated_cohorts(sampling, clients_per_round
     assert np.all(np.abs(present / (seeds * rounds) - expected) <= allowed), (present, expected)
 
 
-def test_clients_for_presence_returns_smallest_sufficient_number():
+def test_smallest_number_of_clients_for_presence_is_returned():
     for holders in (1, 2, 7):
         counts = np.zeros([40, 1], np.int64)
         counts[:holders] = 1

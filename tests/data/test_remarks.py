@@ -51,7 +51,7 @@ def test_domains_with_few_examples_are_reported():
     assert small_domains({"a": 30}, "train", 30) == []
 
 
-# --- Sentences as ids
+# --- Sentences are encoded as ids
 
 
 # The ids: the 1, cat 2, sat 3, unknown words 4, begin 5, end 6.

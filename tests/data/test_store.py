@@ -386,7 +386,7 @@ def test_vocabulary_digest_depends_on_words_and_order():
     assert len({vocabulary_digest(w) for w in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
 
 
-# --- `StoreClients`: the clients of a split
+# --- `StoreClients` reads the clients of a split
 
 
 _NAMES = ("question", "answer")
@@ -403,7 +403,7 @@ def _clients(store: Store, to_examples=_lengths, **more: Any) -> StoreClients:
     return StoreClients(store, "train", _TEXT, to_examples, _NAMES, **more)
 
 
-def test_first_read_clients_stay_in_memory(tmp_path):
+def test_clients_that_are_read_first_stay_in_memory(tmp_path):
     path = text_store(tmp_path / "s.sqlite")
     parsed = []
 

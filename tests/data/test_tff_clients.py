@@ -36,14 +36,14 @@ def _pairs(k: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((columns["x"], columns["y"]))
 
 
-def test_from_tff_returns_clients_by_id():
+def test_conversion_from_tff_returns_clients_by_id():
     clients = tff_clients.from_tff(_client_data())
     assert clients.client_ids == ["a", "b", "c"]
     assert_identical(clients.read("b"), _columns(0))
     assert_identical(clients.read("a"), _columns(1))
 
 
-def test_from_tff_accepts_datasets_with_domain_fn():
+def test_conversion_from_tff_accepts_datasets_with_domain_fn():
     clients = tff_clients.from_tff([_pairs(k) for k in range(11)], domain_fn=lambda name: 1)
     assert clients.client_ids == [f"{k:02d}" for k in range(11)]
     examples = clients.read("04")

@@ -81,7 +81,7 @@ def test_worst_mixture_matches_solver(case):
         np.testing.assert_allclose(actual.sum(), 1.0, rtol=1e-9)
 
 
-def test_projection_keeps_points_in_the_set(case):
+def test_projection_does_not_change_points_in_the_set(case):
     for point in _points(4):
         inside = case.set.project(tf.constant(point))
         np.testing.assert_allclose(case.set.project(inside), inside, atol=2e-6)

@@ -56,7 +56,7 @@ def test_equal_huge_losses_keep_lambda():
     np.testing.assert_allclose(updated, [0.5, 0.3, 0.2], rtol=4e-3)
 
 
-# --- Projection on the simplex
+# --- Tests of the projection on the simplex
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_in_memory_clients_reject_store_options(option):
         clients_of(_FRAME, {**_OPTIONS, **option})
 
 
-def test_in_memory_missing_numbers_raise_or_become_zero():
+def test_missing_numbers_in_memory_raise_or_become_zero():
     frame = {**_FRAME, "age": np.where(np.arange(len(_FRAME["age"])) == 0, np.nan, _FRAME["age"])}
     options = {**_OPTIONS, "feature_columns": ("age",), "categorical_columns": ()}
     with pytest.raises(UserError, match=r"^row 1: expected numbers as features, found nan in age"):

@@ -241,7 +241,7 @@ def test_large_images_are_not_decoded(tmp_path, content, result):
     assert log.skipped == {"image that is too large": 1}
 
 
-# --- Regressions from fuzzing
+# --- Tests of inputs that fuzzing once found to fail
 
 
 def _idx(folder: Path, sizes: tuple[int, int, int], images: int, labels: int) -> Path:

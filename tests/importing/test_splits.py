@@ -29,7 +29,7 @@ def _assigned(examples, by: str, seed: int = 0) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("by", ["client", "group", "example"])
-def test_splits_keep_units_together_and_fractions(by):
+def test_splits_keep_units_together_and_have_given_fractions(by):
     whole = _assigned(_EXAMPLES, by)
     # An example's split depends neither on the order of the examples nor on other examples.
     assert _assigned(_EXAMPLES[::-1], by) == whole
@@ -73,7 +73,7 @@ def test_invalid_shares_raise(case):
     return result
 
 
-# --- Splits with equal fractions in every domain
+# --- Splits have equal fractions in every domain
 
 
 _STRATUM_SHARES = {"train": 0.8, "heldout": 0.1, "test": 0.1}

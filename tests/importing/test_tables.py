@@ -310,7 +310,7 @@ def test_errors_in_tables_suggest_a_fix(tmp_path, content, options, expected):
         ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
     ],
 )
-def test_tokens_keep_combining_marks(tmp_path, text, words):
+def test_combining_marks_stay_within_tokens(tmp_path, text, words):
     path = _write("jsonl", tmp_path, [{"who": "a", "where": "x", "text": text}])
     ((example,), _) = read("jsonl", path, **_TEXT)
     assert example.record.features["tokens"] == words

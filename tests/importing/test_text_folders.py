@@ -57,7 +57,7 @@ def test_sentences_without_words_are_counted(tmp_path):
     assert log.num_records == 4
 
 
-def test_words_follow_tokenizer_case_and_punctuation(tmp_path):
+def test_words_depend_on_options_tokenizer_case_and_punctuation(tmp_path):
     folder = _texts(tmp_path, ar__1="¿ Qué es l'amour , niño ? Sí .")
     tokens = _tokens(folder, case="upper", punctuation="drop")
     assert tokens == ["QUÉ ES L'AMOUR NIÑO", "SÍ"]
@@ -242,7 +242,7 @@ def test_shakespeare_has_the_documented_counts():
     assert (len(speakers), len(words), len(set(words))) == (299, 192_796, 12_823)
 
 
-# --- HTML and sentences of posts
+# --- HTML becomes blocks, and posts become sentences
 
 
 @golden.values

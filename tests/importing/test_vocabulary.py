@@ -38,7 +38,7 @@ def test_vocabulary_omits_the_unknown_word():
     assert counts.vocabulary(9) == {"a": 3, "b": 1, "c": 1}
 
 
-def test_ties_are_in_alphabetical_order():
+def test_equally_frequent_words_are_in_alphabetical_order():
     for words in (["b", "a", "c", "c", "d"], ["d", "c", "c", "a", "b"]):
         counts = WordCounts()
         counts.add(words)

@@ -119,7 +119,7 @@ def _workers(pid: int) -> list[int]:
     return []
 
 
-def test_workers_end_with_a_killed_import(tmp_path):
+def test_workers_end_when_their_import_is_killed(tmp_path):
     script = (
         "import functools, itertools, math\n"
         "from tff_agnostic.importing.workers import in_order\n"

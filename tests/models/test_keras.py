@@ -291,7 +291,7 @@ def test_seed_determines_dropout_inside_lstm():
     assert not np.array_equal(call(tf.constant([1, 3])).numpy(), first)
 
 
-# --- Models that are no pure functions of their weights
+# --- Models that are not pure functions of their weights are rejected
 
 
 def _build(*stack: Callable[[], Any], loss: Any = None, features: Any = 4) -> Model:

@@ -209,7 +209,7 @@ def test_cifg_forget_bias_starts_at_one():
         np.testing.assert_array_equal(layer.bias, np.repeat(expected, 4))
 
 
-# --- The keyboard model of Hard et al. 2018, with tied embeddings
+# --- Tests of the keyboard model of Hard et al. 2018, which has tied embeddings
 
 
 _IDS, _SIZE, _UNITS, _STEPS = 11, 3, 4, 5

@@ -54,7 +54,7 @@ _ANY_PREDICTIONS = [
 @pytest.mark.parametrize(
     ("metric", "labels", "shape"), _ANY_PREDICTIONS, ids=lambda value: getattr(value, "name", "")
 )
-def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
+def test_sums_of_extreme_predictions_stay_within_bounds(metric, labels, shape):
     """An infinite numerator would exclude its client; NaN would also hide a mistake."""
     predictions = np.random.default_rng(0).choice(_EXTREMES, size=[60, *shape])
     sums = metric.per_example(tf.constant(labels), tf.constant(predictions))
@@ -67,7 +67,7 @@ def test_extreme_predictions_stay_within_bounds(metric, labels, shape):
         assert np.all(numerator <= denominator)
 
 
-# --- Perplexity and the two in-vocabulary accuracies, computed by hand
+# --- Perplexity and the two in-vocabulary accuracies equal values by hand
 
 
 # The ids: words 1 to 3, unknown words 4, begin 5, end 6, padding 0.

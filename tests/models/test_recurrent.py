@@ -92,7 +92,7 @@ def test_each_weight_gradient_is_one_matrix_product(make_layer, mask):
     products = _product_shapes(layer, sequences([4, 6, 7], mask=mask))
     for weight in layer.weights:
         if len(weight.shape) == 2:
-            # The bias gradient is computed as one more row of the kernel's.
+            # The bias gradient is computed as one more row of the kernel gradient.
             rows = weight.shape[0] + (weight is layer.kernel)
             assert products.count((rows, weight.shape[1])) == 1, weight.name
     # One product transforms the inputs of all steps, and one computes their gradient.

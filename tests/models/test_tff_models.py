@@ -189,7 +189,7 @@ def test_random_layers_differ_between_batches():
     np.testing.assert_array_equal(*still)
 
 
-def test_to_tff_rejects_regularized_models():
+def test_conversion_to_tff_rejects_regularized_models():
     model = _ours(lambda: tf.keras.layers.Dense(3, kernel_regularizer="l2"))
     with pytest.raises(UserError, match="without regularizers"):
         models.to_tff(model)

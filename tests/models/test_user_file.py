@@ -29,7 +29,7 @@ def test_unusable_user_file_raises_one_line_error(tmp_path, case: Any):
     return result
 
 
-def test_folder_pipe_or_device_raises(tmp_path):
+def test_folders_pipes_and_devices_raise_errors(tmp_path):
     os.mkfifo(tmp_path / "pipe.py")
     assert load_error(tmp_path).startswith(f"{tmp_path}: expected a Python file, cannot read it")
     for path in (tmp_path / "pipe.py", Path("/dev/zero")):
@@ -101,7 +101,7 @@ def test_traceback_shows_users_lines_only(tmp_path):
     ]
 
 
-# --- Modules and definitions of several users' files
+# --- Each user's file has its own modules and definitions
 
 
 def _file(folder: Path, text: str, neighbours: Mapping[str, str] = {}) -> UserFile:

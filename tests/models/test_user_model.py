@@ -121,7 +121,7 @@ def build_model(data):
     assert _losses(model, tokens, tokens)[0].shape == [2]
 
 
-def test_user_functions_are_losses_and_metrics(tmp_path):
+def test_functions_of_users_can_be_losses_and_metrics(tmp_path):
     text = f"""{IMPORTS}
 def squared(labels, predictions):
     return tf.square(labels - predictions[:, 0])
@@ -179,7 +179,7 @@ def build_model(data):
     assert _losses(model, x, np.ones([3], np.int32))[0].shape == [3]
 
 
-# --- Models and losses that do not fit the data
+# --- Models and losses that do not fit the data raise errors
 
 
 _DATA = {

@@ -97,7 +97,7 @@ def _assert_close(actual: list[Any], expected: list[np.ndarray]) -> None:
 @pytest.mark.nightly_cases("MinMaxNorm", "UnitNorm")
 @pytest.mark.slow_cases("function")
 @pytest.mark.parametrize("name", _KINDS)
-def test_clients_equal_plain_keras_in_both_modes(name):
+def test_client_training_equals_plain_keras_in_both_modes(name):
     kind = _KINDS[name]
     model = _model(kind)
     weights = ModelWeights(list(map(tf.constant, model.initial_weights.trainable)), [])

@@ -150,7 +150,7 @@ def test_groups_of_one_cohort_are_one_release():
     assert actual == pytest.approx(2.1014, rel=1e-4)
 
 
-def test_private_evaluation_composes_at_its_rate():
+def test_private_evaluations_compose_at_their_own_sampling_rate():
     training = CentralNoise(1.0, _COHORTS)
     evaluation = CentralNoise(5.0, PoissonCohorts(100, 100))
     events = (
@@ -227,7 +227,7 @@ def test_rejects_invalid_accountants():
         PrivacyAccountant([fixed], _DELTA, "prv")
 
 
-# --- Attacks on rounds of every private mode, and on controls with too small claims
+# --- Attacks refute none of the private modes, only controls that claim too small epsilons
 
 
 @pytest.mark.parametrize("restart_every", [None, 3])
@@ -270,7 +270,7 @@ def test_attacks_respect_every_modes_account(name):
     assert actual.findings.shows_participation == is_shown
 
 
-# --- The budget's split among groups of values
+# --- Groups of values share the privacy budget
 
 
 @pytest.mark.parametrize(("z", "share"), [(1.0, 0.9), (0.3, 0.8), (7.0, 0.02)])
@@ -285,7 +285,7 @@ def test_group_without_noise_makes_total_multiplier_zero():
     assert effective_noise_multiplier([1.0, 0.0]) == 0
 
 
-# --- Noise for a target epsilon, and rounds for a budget
+# --- Noise is calibrated to a target epsilon, and rounds end with the budget
 
 
 _WRITERS = PoissonCohorts(539, 50)
@@ -315,7 +315,7 @@ def test_calibrated_noise_is_minimal(mechanisms, epsilon):
 
 # At the second epsilon, the grid of privacy losses becomes finer, which makes epsilon jump.
 @pytest.mark.parametrize("epsilon", [0.05, 4.3527, 300.0])
-def test_calibrated_noise_meets_the_final_account(epsilon):
+def test_calibrated_noise_meets_epsilon_of_final_account(epsilon):
     noise = noise_for_epsilon(lambda z: [CentralNoise(z, _COHORTS)], [500], epsilon, 1e-6)
     actual, above = (
         _epsilon(CentralNoise(z, _COHORTS), 500, 1e-6) for z in (noise, noise * (1 - 2e-6))
@@ -367,7 +367,7 @@ def test_delta_has_default_and_range():
             check_delta(delta, 1000)
 
 
-# --- Amplification by sampling of any release, compared with Gaussian releases
+# --- Sampling amplifies the privacy of any release; references are for Gaussian releases
 
 
 _ORDERS = np.array([1.5, 2.0, 3.0, 4.0, 8.0, 32.0, 64.0, 300.0])
@@ -410,7 +410,7 @@ def test_order_3_matches_closed_form_and_integral():
 
 @pytest.mark.parametrize("z", [1.0, 4.0])
 @pytest.mark.parametrize("rate", [0.01, 0.1])
-def test_fixed_size_bound_is_above_gaussian(z, rate):
+def test_bound_of_fixed_size_sampling_is_above_gaussian(z, rate):
     actual = sampled_without_replacement(_gaussian(z), rate, _ORDERS)
     event = SampledWithoutReplacementDpEvent(1000, round(1000 * rate), GaussianDpEvent(z))
     expected = RdpAccountant(_ORDERS, NeighboringRelation.REPLACE_ONE).compose(event).rdp
@@ -426,7 +426,7 @@ def test_full_fleet_has_no_amplification(sampled):
     np.testing.assert_array_equal(sampled(_gaussian(2.0), 1.0, _ORDERS), _gaussian(2.0)(_ORDERS))
 
 
-def test_epsilon_of_turns_counts_a_clients_rounds():
+def test_epsilon_with_turns_counts_rounds_of_one_client():
     groups = (IntegerGroup(1.0, 2.0**14, 8192),)
 
     def epsilon(clients, answering, rounds):
@@ -445,7 +445,7 @@ def test_epsilon_of_turns_counts_a_clients_rounds():
     # By RDP, a server's Gaussian noise has the epsilons 1.8227 and 11.01.
     [(SecretCohorts(539, 539, 50), 1.8227, 2.7), (FixedSizeCohorts(539, 50), 11.0, 11.1)],
 )
-def test_distributed_noise_costs_slightly_more_than_central(cohorts, least, most):
+def test_distributed_noise_costs_slightly_more_than_central_noise(cohorts, least, most):
     clients = 539 if isinstance(cohorts, SecretCohorts) else 50
     groups = (IntegerGroup(2.0, 1e4, 4096),)
     mechanism = DistributedNoise(groups, "skellam", cohorts, clients, clients)

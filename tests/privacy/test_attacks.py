@@ -119,7 +119,7 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
     assert counted_bound < attack_curves.epsilon(sizes, fleet.rounds, fleet.delta)
 
 
-def test_counted_epsilon_of_full_cohorts_equals_fixed():
+def test_counted_epsilon_of_full_cohorts_equals_fixed_cohorts():
     fleet = Fleet(100, 100, 1.0, 10, 1e-4, 100, 0.0)
     all_take_part = fleet.claimed(FixedSizeCohorts(100, 100), 100, 100)
     assert fleet.claimed_if_counted == pytest.approx(all_take_part)

@@ -99,7 +99,7 @@ def test_unreached_bounds_equal_unlimited_participation(most):
     assert squared_sensitivity(far, rounds) == rounds.bit_length()
 
 
-# --- Sampling of cohorts
+# --- Samplings of cohorts give events for dp-accounting
 
 
 def test_sampling_gives_dp_accounting_events():

@@ -168,7 +168,7 @@ def test_prepared_rounds_do_not_run_after_close():
 
 
 @pytest.mark.nightly
-def test_runtime_keeps_tffs_context():
+def test_runtime_does_not_change_tffs_context():
     stack = tff.framework.get_context_stack()
     before = stack.current
     with CohortRuntime() as runtime:

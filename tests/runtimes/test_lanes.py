@@ -64,7 +64,7 @@ def test_result_order_ignores_completion_order():
     lanes.close()
 
 
-def test_exception_is_raised_at_its_item(lanes):
+def test_exception_is_raised_when_its_item_is_due(lanes):
     def fn(k: int) -> int:
         if k == 3:
             raise KeyError("three")
@@ -167,13 +167,13 @@ def test_default_lanes_follow_devices(monkeypatch):
     assert default_num_lanes(["/device:GPU:0", "/device:GPU:1"]) == 4
 
 
-def test_sums_run_from_left_to_right():
+def test_values_are_summed_from_left_to_right():
     assert sum_in_order("abcd", lambda a, b: f"({a}{b})") == "(((ab)c)d)"
     assert sum_in_order([3], lambda a, b: a + b) == 3
     assert sum_in_order([], lambda a, b: a + b) is None
 
 
-# --- Shards of cohorts
+# --- Tests of how cohorts are divided into shards
 
 
 # A shard may have this many rows of padding, or this fraction of its rows if that is more.
@@ -243,7 +243,7 @@ def test_shards_contain_python_integers():
         assert {type(k) for shard in shards for k in shard} == {int}
 
 
-# --- Traces of the cohort runtime
+# --- The cohort runtime traces equal work once
 
 
 def _counting_model() -> tuple[Model, list[int]]:

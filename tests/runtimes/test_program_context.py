@@ -162,7 +162,7 @@ def test_program_runs_with_one_client(worker, tmp_path):
 
 
 @pytest.mark.nightly
-def test_program_can_pass_on_uncomputed_results(worker):
+def test_program_can_pass_results_before_they_are_computed(worker):
     process = _process()
 
     async def two_rounds() -> Any:

@@ -132,7 +132,7 @@ def test_keep_option_does_not_thin_heldout_images():
     assert _counts(thinned, "train")[8] == round(0.15 * _counts(whole, "train")[8])
 
 
-# --- toy_regression, from the paper's appendix B; its solution is known
+# --- Tests of toy_regression from the paper's appendix B, whose solution is known
 
 
 def _load_toy(seed: int = 0, **options: Any) -> Task:

@@ -236,7 +236,7 @@ def test_linear_network_is_logistic_regression_on_pixels(tmp_path, monkeypatch):
     np.testing.assert_allclose(model.predict(weights, x, False, 0), expected, rtol=1e-4)
 
 
-# --- The option `train_share`, which divides training clients into training and test clients
+# --- The option `train_share` divides training clients into training and test clients
 
 
 @pytest.mark.nightly

@@ -104,7 +104,7 @@ def test_every_library_task_has_defaults():
     assert {entry.task for entry in DEFAULTS.values()} == set(TASKS)
 
 
-def test_network_names_apply_to_each_task():
+def test_network_option_accepts_each_tasks_network_names():
     option = task_flags()["network"]
     for task, text in (
         ("text_classifier", "lstm"),
@@ -146,7 +146,7 @@ def test_unsuitable_task_options_raise(tmp_path, case):
     return golden.refusal(load_task, name, options, context)
 
 
-# --- Held-out splits, by which settings are chosen
+# --- Tests of held-out splits, on which settings are chosen
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_heldout_options_reject_the_test_split(case):
     return golden.refusal(heldout_options, name, given)
 
 
-def test_check_heldout_rejects_other_splits():
+def test_only_the_heldout_split_may_choose_settings():
     task = make_task("ab")
     check_heldout(dataclasses.replace(task, test_split="heldout"), "mine")
     for split in ("test", "train_clients"):
@@ -184,7 +184,7 @@ def test_check_heldout_rejects_other_splits():
             check_heldout(dataclasses.replace(task, test_split=split), "mine")
 
 
-# --- Fingerprints of tasks on client stores
+# --- Tests of fingerprints of tasks on client stores
 
 
 _SMALL: dict[str, Any] = {"network": LstmNetwork(2, 2), "sequence_length": 3}

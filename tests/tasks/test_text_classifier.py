@@ -152,7 +152,7 @@ def test_texts_without_class_labels_raise(tmp_path):
     assert message.startswith(f"{numbers}: expected labels that are classes, found real numbers")
 
 
-# --- Domains and classes from any feature of a store
+# --- Any feature of a store can give the domains or the classes
 
 
 # Each row is (split, client, site, type, year, tokens).

@@ -76,7 +76,7 @@ def _bytes(trained) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(trained.state)]
 
 
-def test_resumed_training_equals_one_call(parts, streaming_runtime):
+def test_resumed_training_equals_training_in_one_call(parts, streaming_runtime):
     algorithm, clients = parts
     settings = {"clients_per_round": 3, "runtime": streaming_runtime}
     whole = train(algorithm, clients, 5, **settings)
@@ -112,7 +112,7 @@ def test_training_on_full_batches_equals_gradient_descent(streaming_runtime):
     assert overall == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
 
 
-def test_observers_see_rounds_and_end_in_reverse(parts, streaming_runtime):
+def test_observers_see_rounds_and_end_in_reverse_order(parts, streaming_runtime):
     algorithm, clients = parts
     seen = []
     observers = [_Recorder(seen, "a"), _Recorder(seen, "b", stop_after=2)]
@@ -125,7 +125,7 @@ def test_observers_see_rounds_and_end_in_reverse(parts, streaming_runtime):
     assert int(trained.state.round_num) == 2
 
 
-def test_observers_end_with_the_error(parts, streaming_runtime):
+def test_observers_receive_the_error_at_the_end(parts, streaming_runtime):
     algorithm, clients = parts
     seen = []
     observers = [_Recorder(seen, "a", fail_in=2), _Recorder(seen, "b")]

@@ -313,7 +313,7 @@ class TestTrackedRound:
         assert equal == pytest.approx(2 * np.exp(-(0.25 - 0.2)))
 
 
-# --- FedBoost and AFLBoost
+# --- Tests of the references for FedBoost and AFLBoost
 
 
 _H = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])

@@ -204,7 +204,7 @@ def _attacked_round(
     spec, z = PRIVACIES[name], float(mechanism.noise_multiplier)
     assert spec.build is not None
     options = spec.options(noise_multiplier=z, clip_norm=_CLIP_NORM, limit=limits, **settings)
-    # Each run replaces the key.
+    # Each run replaces this key by its own.
     key = noise_key(options)
     release = spec.build(
         name, inner, options, NoiseFacts(float(fleet.clients_per_round), key, z, *client_counts)
@@ -236,8 +236,8 @@ class Mode:
         without: Role of the attacked client in runs without it; None for the role that the
             mechanism's definition of neighbours implies.
         delta: The delta that epsilon is for.
-        account: Mechanism whose epsilon a control claims wrongly; None for the epsilon of
-            `mechanism`.
+        account: Mechanism whose epsilon a control wrongly claims as its own; None for the epsilon
+            of `mechanism`.
     """
 
     mechanism: Audited

@@ -249,7 +249,7 @@ def test_options_that_do_not_apply_raise(tmp_path, store, options, message):
     assert "\n" not in result
 
 
-# --- Categorical features, as entries of a vector or as ids
+# --- Models get categorical features as entries of a vector or as ids
 
 
 _CATEGORY_IDS = """
@@ -313,7 +313,7 @@ def test_fingerprint_covers_categories(tmp_path):
         assert message.startswith("vocabulary: ") and message.endswith(str(vocabulary))
 
 
-# --- Texts, with next words or labels to predict
+# --- Models of texts predict next words or labels
 
 
 _TEXT_CLASSIFIER = """
