@@ -23,7 +23,7 @@ def draw():
 
     def draw(noise, release, shape=(10_000,), exchange=0, value=0, key=_KEY):
         values = [tf.zeros(shape, tf.float64)] * (value + 1)
-        # All values of a release share one random stream, so earlier values are drawn too.
+        # All values of a release share one random stream, so draw all values up to this one.
         groups = [NoisedGroup(range(value + 1), _ONE, _ONE)]
         drawn_for = Release(tf.constant(key, tf.int64), exchange, tf.constant(release, tf.int64))
         noisy, _ = add_noise(noise, drawn_for, values, groups)

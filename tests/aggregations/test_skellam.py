@@ -10,7 +10,7 @@ from scipy import special, stats
 from tff_agnostic.aggregations import noise
 from tff_agnostic.aggregations.noise import beyond_sums, skellam, skellam_table, skellam_words
 
-# The last variance is too large for one table: a draw sums several numbers of a table.
+# The last variance is too large for one table, so a draw is a sum of several table numbers.
 _VARIANCES = [0.3, 2.5e5, 1e8]
 
 
@@ -59,7 +59,7 @@ def test_wide_noise_is_a_sum_of_table_numbers(variance):
     assert np.var(draws) == pytest.approx(variance, rel=0.03)
     if variance > 1000:
         assert stats.kstest(draws / math.sqrt(variance), "norm").pvalue > 0.01
-    # Words in reverse order give other draws, so every word matters.
+    # Words in reverse order give different draws, so every word matters.
     reversed_draws = skellam(_words(num_words)[::-1], [variance], 20_000).numpy()
     assert np.mean(reversed_draws == draws) < 0.2
 

@@ -166,7 +166,7 @@ def _losses(clients: Any) -> list[float]:
 
 
 def _at(training: Any, algorithm: Any, **values: Any) -> Any:
-    """Returns a state with the weights `W_0` and these values in the algorithm's memory."""
+    """Returns a state with the weights `W_0` and the given values in the algorithm's memory."""
     state = at_start(training, algorithm)
     values = {name: np.float32(value) for name, value in values.items()}
     memory = state.algorithm.memory._replace(**values)

@@ -130,5 +130,5 @@ def test_smoothed_objective_falls_to_its_optimum(cohort_runtime):
     optimum = minimize(objective, np.zeros(15), jac=True, method="BFGS")
     w = _mean_of_late_iterates(cohort_runtime, theta, f"smooth:width={nu}")
     assert objective(w)[0] == pytest.approx(optimum.fun, rel=1e-3)
-    # The exact objective has another minimum.
+    # The smoothed objective's minimum is not the exact objective's.
     assert superquantile(_losses(optimum.x)[0], _alphas(), theta) > 1.001 * _optimum(theta)

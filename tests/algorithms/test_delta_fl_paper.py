@@ -138,7 +138,7 @@ def test_three_rounds_per_threshold_equal_algorithm_1(streaming_runtime):
     assert np.isnan(trained.shares[:6]).tolist() == [False, True, True] * 2
     names = [step.step.name for step in Round(algorithm, PlainSum()).steps]
     assert names == ["survey", "second_survey", "third_survey", "training"]
-    # Training also resumes between two updates of the threshold.
+    # Training can resume after round 7, between two updates of the threshold.
     state = _trained(training, algorithm, _COHORTS[:7]).state
     for cohort in _COHORTS[7:]:
         state, _ = training.next(state, cohort)

@@ -1,4 +1,4 @@
-"""AgnosticFedAvg's window of domain counts and initial state; Delta-FL's smoothed threshold."""
+"""Tests of AgnosticFedAvg's domain counts and start, and of Delta-FL's smoothed threshold."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FedBoost and AFLBoost equal NumPy references and exact optima; messages and invalid options."""
+"""FedBoost and AFLBoost equal NumPy references and exact optima, and reject invalid options."""
 
 import functools
 from typing import Any, NamedTuple
@@ -194,8 +194,8 @@ def test_mixed_architectures_match_reference(streaming_runtime):
         how = (case.loss, case.estimator, case.mirror_map, _ETA)
         alpha = reference.fed_boost_round(alpha, _examples(t, case.loss), gamma, mask, *how)
     np.testing.assert_allclose(state.algorithm.weights.trainable[0], alpha, rtol=2e-5, atol=1e-5)
-    # Each of two predictors has 15 weights, an architecture, an offset and four numbers; the three
-    # domains have a scale each.
+    # A message has two predictors, and a scale for each of three domains. Each predictor has 15
+    # weights, an architecture, an offset and four numbers.
     assert report["predictors"]["bytes_sent"] == 2 * 4 * (15 + 2 + 4) + 3 * 4
 
 

@@ -52,7 +52,7 @@ def name(request) -> str:
 
 @pytest.fixture(scope="module")
 def trainings(streaming_runtime):
-    """A cached builder of trainings in one runtime; `test_combinations.py` has other runtimes."""
+    """A cached builder of trainings in one runtime; `test_combinations.py` tests other runtimes."""
 
     def training(name: str, **settings: Any) -> Any:
         return streaming_runtime.training(build(name, **settings), PlainSum())
@@ -70,7 +70,7 @@ def _with_trait(trait: Trait) -> list[Any]:
 
 
 def _started(training) -> Any:
-    """Returns the state after two rounds, in which all parts differ from the initial state."""
+    """Returns the state after two rounds; all its parts differ from the initial state's."""
     return run_rounds(training, cohorts(2))[0]
 
 

@@ -30,7 +30,7 @@ _NEXT_WORD = {"network": "lstm:embedding=2,units=3", "sequence_length": 3}
 
 @pytest.fixture(scope="module")
 def digits() -> MixingTask:
-    """The task digits, with 64 pixels and ten classes, whose model returns scores."""
+    """The task digits, which has 64 pixels, ten classes and a model that returns scores."""
     context = TaskContext(0)
     return MixingTask(load_task("digits", {}, context), "digits", {}, context)
 

@@ -92,7 +92,7 @@ _GAMMA = (0.9, 0.4, 0.3, 0.25, 0.1, 0.05)
 def test_predictors_are_sampled_with_probability_gamma(draw):
     chosen, indices = _draws(draw, _GAMMA, 2)
     np.testing.assert_allclose(chosen.mean(axis=0), _GAMMA, atol=0.025)
-    # Unsampled predictors fill the message, which has no predictor twice.
+    # Unsampled predictors fill the rest of the message, so no predictor is in it twice.
     assert all(len(set(row)) == indices.shape[1] for row in indices[:100].tolist())
 
 

@@ -20,7 +20,7 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 
 _RNG = np.random.default_rng(0)
-# The sum is not 1, as in the paper's alpha~.
+# Like the paper's alpha~, these weights do not sum to 1.
 _ALPHA = np.array([0.6, 0.1, 0.7], np.float32)
 _SEED = tf.zeros([2], tf.int32)
 

@@ -151,7 +151,7 @@ class EagerTraining:
             result = client_result(step, step.client_work(broadcast, clients))
             return result if step.keeps_client_state else result._replace(state=remembered)
 
-        # Specs without lengths avoid a new trace for each client's size, which takes seconds.
+        # Specs without lengths avoid a new trace, which takes seconds, for each size of a client.
         specs, state_specs = tf.nest.map_structure(
             tf.TensorSpec.from_tensor, (broadcast, remembered)
         )

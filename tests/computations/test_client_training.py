@@ -246,7 +246,7 @@ def test_sums_by_domain_cover_losses_counts_and_metrics():
 
 @pytest.mark.slow
 def test_large_loss_hides_no_small_losses_in_sum():
-    """The first of 60,000 examples has 600,000 times the others' loss."""
+    """The first of 60,000 examples has 600,000 times the loss of each other example."""
     x = np.array([1e4] + [0.017] * 59_999, np.float32)
     sums = domain_sums(
         linear_model(), 2, linear_model().initial_weights, single(make_client(x, [0] * 60_000))

@@ -75,7 +75,7 @@ def test_scheduled_round_equals_round_with_constant_rate(streaming_runtime, name
     }
     algorithm = build(name, **schedule)
     scheduled = streaming_runtime.training(algorithm, PlainSum())
-    # A round with an empty cohort also counts.
+    # A round with an empty cohort counts as a round of the schedule.
     rounds = [_COHORTS[0], [], *_COHORTS[1:]]
     state, _ = run_rounds(scheduled, rounds)
     expected = None

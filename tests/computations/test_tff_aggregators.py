@@ -105,7 +105,7 @@ def test_variable_models_train_as_in_tff(tff_runtime):
 
 
 def _named(name: str) -> Any:
-    """Returns TFF's aggregator of this name, for four clients per round."""
+    """Returns TFF's aggregator with the given name, for four clients per round."""
     kind = UPDATE_AGGREGATORS[name].kind
     aggregator: Any = DpAggregator(0.001) if kind is DpAggregator else kind()
     return named(aggregator, LimitedOptions(), Options(), 4.0)

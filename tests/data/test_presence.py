@@ -8,7 +8,8 @@ from tff_agnostic.data.presence import PRESENCE, clients_for_presence, expected_
 from tff_agnostic.data.sampling import COHORT_SAMPLINGS
 from tff_agnostic.program.runs.data_notes import rarely_present
 
-# Examples by client and domain: 28 of 30 clients have domain a, 6 of them b, 1 of them c; 2 have d.
+# Examples by client and domain. Of 30 clients, 28 have domain a and 2 have d. Of these 28 clients,
+# 6 have b as a second domain and 1 has c.
 _COUNTS = np.zeros([30, 4], np.int64)
 _COUNTS[:28, 0] = 5
 _COUNTS[:6, 1] = 1

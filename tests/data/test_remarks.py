@@ -54,7 +54,7 @@ def test_domains_with_few_examples_are_reported():
 # --- Sentences are encoded as ids
 
 
-# The ids: the 1, cat 2, sat 3, unknown words 4, begin 5, end 6.
+# Ids: the = 1, cat = 2, sat = 3, unknown words = 4, begin = 5, end = 6.
 _WORDS = ("the", "cat", "sat")
 
 

@@ -95,7 +95,7 @@ def test_absent_domain_has_loss_0():
     steps = _steps(absent="zero")
     lambda_ = steps.next(_f32(*_ALPHA), _f32(2, 1, 3, 0), _f32(5, 5, 5, 0))
     np.testing.assert_allclose(lambda_, [0.2, 0.2, 0.6, 0.0], atol=1e-7)
-    # The others are at their bounds alpha_i / theta, so the absent domain gets the rest.
+    # The present domains are at their bounds alpha_i / theta; the absent domain gets the rest.
     steps = _steps(mixture=(1, 1, 4), absent="zero")
     lambda_ = steps.next(_f32(0, 0, 1), _f32(2, 1, 0), _f32(5, 5, 0))
     np.testing.assert_allclose(lambda_, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)

@@ -192,7 +192,7 @@ def test_tiny_weights_of_present_domains_stay_normal():
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     lambda_ = _moved(options, _f32(_TINY, _TINY, 1.0), _f32(3, 0, 0), _f32(1, 1, 0), 5)
     assert np.all(lambda_ >= _TINY)
-    # The others gain weight only in rounds with the third domain.
+    # The first domain can gain the third domain's weight only while the third is present.
     lambda_ = _moved(options, lambda_, _f32(1, 0, 0), _f32(1, 1, 1), 100)
     assert lambda_[0] > 0.99
 

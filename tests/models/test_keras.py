@@ -206,7 +206,7 @@ _X = np.random.default_rng(0).random([5, 4, 4, 6]).astype(np.float32)
 
 
 def _unchanged(channels: int) -> tf.keras.layers.Layer:
-    """Returns an identity layer with weights, which every model needs."""
+    """Returns an identity layer that has weights, since every model needs weights."""
     return layers.Dense(channels, kernel_initializer="identity")
 
 

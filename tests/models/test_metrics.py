@@ -70,7 +70,7 @@ def test_sums_of_extreme_predictions_stay_within_bounds(metric, labels, shape):
 # --- Perplexity and the two in-vocabulary accuracies equal values by hand
 
 
-# The ids: words 1 to 3, unknown words 4, begin 5, end 6, padding 0.
+# Ids: words = 1 to 3, unknown words = 4, begin = 5, end = 6, padding = 0.
 _TEXT_IDS = TokenIds(3)
 _LABELS = np.array(
     [

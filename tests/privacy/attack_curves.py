@@ -1,8 +1,8 @@
 """Exact epsilons of attacks on noisy sums, computed without the package's accountants.
 
 The attacked client sends +C, and all other clients -C, where C is the clip norm. In each round the
-attacker observes a sample of a mixture of normal distributions, which depends on whether the client
-is present. An FFT convolves the rounds' privacy losses.
+attacker observes a number from a mixture of normal distributions. The mixture depends on whether
+the attacked client is present. An FFT convolves the rounds' privacy losses.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def coins_secret(answering: int, expected: int, z: float) -> list[Seen]:
 
 
 def epsilon(rounds_seen: Sequence[Seen], rounds: int, delta: float) -> float:
-    """Returns the minimum epsilon that holds against the attack, for adding and for removing."""
+    """Returns the minimum epsilon that holds if the attacked client is added or removed."""
     return max(
         _epsilon(_losses(rounds_seen, is_swapped), rounds, delta) for is_swapped in (False, True)
     )

@@ -19,7 +19,7 @@ from tff_agnostic.data.tff_store import to_tff
 _ALGORITHMS = ("sha256", "sha1", "md5", "sha512", "blake2b", "blake2s")
 # Size of truncated digests in bytes; shorter digests occur at random in large files.
 _BYTES = 8
-# Number of base64 characters that depend only on these bytes.
+# Number of base64 characters that depend only on a truncated digest's bytes.
 _BASE64 = _BYTES * 8 // 6
 
 

@@ -99,7 +99,7 @@ def test_simulated_rounds_stay_below_claimed_epsilon():
     secret, counted = np.zeros([2, runs]), np.zeros([2, runs])
     for _ in range(fleet.rounds):
         for with_client in (0, 1):
-            # All clients' noise is in the sum. The attacker knows who else takes part.
+            # All clients' noise is in the sum. The attacker knows which other clients take part.
             drawn = rng.random(runs) < fleet.rate
             seen = with_client * drawn + fleet.z * rng.normal(size=runs)
             secret[with_client] += np.log1p(fleet.rate * np.expm1((seen - 0.5) / fleet.z**2))

@@ -1,4 +1,4 @@
-"""Private runs publish no digest of their data, and reject other data when they resume."""
+"""Private runs publish no digest of their data, and reject changed data when they resume."""
 
 import shutil
 from collections.abc import Collection, Iterator

@@ -303,7 +303,7 @@ def draw(seed: int) -> Combination:
 
 
 def _with_clients(combination: Combination) -> Combination:
-    """Returns the combination with random choices of clients, on which no trace depends."""
+    """Returns the combination with random clients; no trace depends on the choice of clients."""
     rng = np.random.default_rng([combination.seed, 3])
     odd_clients = ("empty", "not finite")[: 1 + combination.the_task.has_real_inputs]
     is_whole = len(combination.domains) == 1 or rng.random() < 0.6
@@ -316,7 +316,7 @@ def _with_clients(combination: Combination) -> Combination:
 
 
 def _settings(rng: np.random.Generator, spec: AlgorithmSpec, is_single: bool) -> dict[str, Any]:
-    """Returns random settings and arguments of the builder that are valid together."""
+    """Returns random settings and builder arguments, which are valid together."""
     names = {*_by_flag(spec.options, _POOL), *builder_arguments(spec.build, _POOL)}
     likelihood = rng.choice([0.2, 0.5])
     settings: dict[str, Any] = {}

@@ -259,7 +259,7 @@ def _check_domain_order(bench: Bench, run: Run, tolerance: float) -> None:
     reordered = dataclasses.replace(
         combination, settings=settings, domains=tuple(combination.domains[k] for k in order)
     )
-    # Stratified sampling would sample other clients, so keep the run's cohorts.
+    # Stratified sampling would now draw different clients, so keep the run's cohorts.
     cohorts = [
         [{**client, "domain_id": to_new[client["domain_id"]]} for client in cohort]
         for cohort in run.cohorts

@@ -54,7 +54,7 @@ def test_secure_parts_equal_complete_sums(secure, sizes):
     result, expected = secure(_WEIGHTS, _in_parts(*sizes)), secure(_WEIGHTS, _in_parts(5))
     assert_identical(result.output, expected.output)
     assert result.clipped == expected.clipped
-    # The third client has 10 examples too many.
+    # The third client has 10 examples more than the limit.
     assert result.clipped["examples"] == 10
 
 

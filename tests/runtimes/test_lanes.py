@@ -1,4 +1,4 @@
-"""Lanes, which are threads with a device each, shards of cohorts, and numbers of traces."""
+"""Tests of lanes (threads with a device each), of cohorts' shards, and of numbers of traces."""
 
 import contextlib
 import sys

@@ -99,7 +99,7 @@ def _train(worker: TffWorker, folder: Path, rounds: int, clients: int) -> None:
 
 
 def _without_program(worker: TffWorker, clients: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Returns the state and metrics of rounds with cohorts of these sizes."""
+    """Returns the state and metrics of rounds with cohorts of the given sizes."""
     process = _process()
     iterator = _Source().iterator()
     metrics = []

@@ -32,7 +32,7 @@ def _rounds(path: Path) -> list[int]:
 
 
 def _is_between_evaluations(run: Path) -> bool:
-    """Returns whether all evaluations have finished, and the next one has not started.
+    """Returns whether the last evaluation has finished, and the next one has not started.
 
     TFF cannot resume a program that was killed between writing two related files.
     """
@@ -43,7 +43,7 @@ def _is_between_evaluations(run: Path) -> bool:
 
 
 def _versions(folder: Path) -> dict[int, Path]:
-    """Returns the paths of the states that TFF's manager has saved, by number."""
+    """Returns the paths of the states that TFF's manager has saved, by version number."""
     paths = folder.iterdir() if folder.exists() else ()
     return {int(result[1]): p for p in paths if (result := re.search(r"_(\d+)$", p.name))}
 

@@ -57,7 +57,7 @@ def test_adult_row_becomes_features_label_and_domain(tmp_path):
         "sex=Male",
         "native_country=United-States",
     }
-    # The second row's country is unknown, which sets no feature.
+    # The second row's country is unknown, so no feature of a country is 1.
     assert x.sum(axis=1).tolist() == [8, 7]
     assert y.tolist() == [0, 1]
     assert domain_id.tolist() == [1, 0]

@@ -74,7 +74,7 @@ def test_domain_vector_is_added_to_scores(model):
     model = model()
     wider = with_domain(model, 4)
     k = _vectors(wider)
-    # Initially the domains' vectors are zero, and other weights equal the wrapped model's.
+    # Initially the domains' vectors are zero; all other weights equal the wrapped model's.
     start = list(wider.initial_weights.trainable)
     assert not start.pop(k).any()
     for actual, expected in zip(start, model.initial_weights.trainable, strict=True):
@@ -209,5 +209,5 @@ def test_domain_input_learns_different_words_per_domain(streaming_runtime, tmp_p
     model = tf.keras.models.load_model(Path("saved", "model.keras"), compile=False)
     begin = np.array([[5, 0, 0]] * 2, np.int32)
     scores = model({"x": begin, "domain": np.array([0, 1], np.int32)}).numpy()[:, 0]
-    # The ids: a 1, b 2, begin 5. Only the domain differs between the two inputs.
+    # Ids: a = 1, b = 2, begin = 5. Only the domain differs between the two inputs.
     assert scores[0, 1] > scores[0, 2] and scores[1, 1] < scores[1, 2]

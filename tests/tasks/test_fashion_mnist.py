@@ -18,7 +18,7 @@ def _load(path: Any, **options: Any) -> Task:
 
 
 def _store(path, labels, domain=str):
-    """Writes a store of one client with these labels; an image's ink is its label divided by 10."""
+    """Writes a store of one client with the given labels; ink is a tenth of an image's label."""
     rows = [
         (split, image("a", domain(label), label, ink=label / 10))
         for split in ("train", "test", "heldout")

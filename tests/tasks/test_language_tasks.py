@@ -72,7 +72,7 @@ def test_sentences_become_word_ids(tmp_path, sizes, task):
     loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4)
     assert loaded.domain_names == ("answer", "question")
     examples = loaded.train.read("b")
-    # The ids: the 1, cat 2, sat 3, other words 4, begin 5, end 6, padding 0.
+    # Ids: the = 1, cat = 2, sat = 3, other words = 4, begin = 5, end = 6, padding = 0.
     np.testing.assert_array_equal(examples["x"], [[5, 1, 2, 6], [5, 3, 6, 0], [5, 1, 1, 4]])
     np.testing.assert_array_equal(examples["y"], [[1, 2, 6, 0], [3, 6, 0, 0], [1, 1, 4, 6]])
     assert examples["domain_id"].tolist() == [1, 0, 1]
@@ -84,7 +84,7 @@ def test_sentences_become_word_ids(tmp_path, sizes, task):
 def test_sizes_truncate_vocabulary_and_sentences(tmp_path, sizes, task):
     path = text_store(tmp_path / "s.sqlite")
     loaded = _load(task, path, sequence_length=2, vocabulary=2)
-    # The ids: the 1, cat 2, other words 3, begin 4, end 5.
+    # Ids: the = 1, cat = 2, other words = 3, begin = 4, end = 5.
     np.testing.assert_array_equal(loaded.train.read("b")["x"], [[4, 1], [4, 3], [4, 1]])
     np.testing.assert_array_equal(loaded.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
     ((size, arguments),) = sizes
@@ -198,7 +198,7 @@ def test_stackoverflow_domains_are_post_types(tmp_path, sizes, word_counts):
     path = _questions(tmp_path / "s.sqlite")
     loaded = _load("stackoverflow", path, sequence_length=3, vocabulary=2)
     examples = loaded.train.read("7")
-    # The ids: how 1, so 2, other words 3, begin 4, end 5.
+    # Ids: how = 1, so = 2, other words = 3, begin = 4, end = 5.
     np.testing.assert_array_equal(examples["x"], [[4, 1, 3], [4, 2, 5]])
     np.testing.assert_array_equal(examples["y"], [[1, 3, 5], [2, 5, 0]])
     assert examples["domain_id"].tolist() == [1, 0]
@@ -249,7 +249,8 @@ def test_vocabulary_option_reads_store_or_word_list(tmp_path):
     small = {"sequence_length": 3, "network": LstmNetwork(2, 2)}
     store_words = _loaded(path, vocabulary=str(other), **small)
     list_words = _loaded(path, vocabulary=str(words), **small)
-    # The ids: dog 1, the 2, cat 3, other words 4, begin 5, end 6; client a has "cat sat the".
+    # Ids: dog = 1, the = 2, cat = 3, other words = 4, begin = 5, end = 6. Client a has the words
+    # "cat sat the".
     np.testing.assert_array_equal(store_words.train.read("a")["x"], [[5, 3, 4]])
     np.testing.assert_array_equal(list_words.train.read("a")["y"], [[3, 4, 2]])
     assert store_words.fingerprint == list_words.fingerprint != _loaded(path, **small).fingerprint

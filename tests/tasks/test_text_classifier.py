@@ -226,7 +226,7 @@ def test_domain_feature_with_many_values_raises(tmp_path):
     [
         ("type", [1, 0], [1], "answer, question"),
         ("year", [0, 1], [2], "2009, 2010, 2011"),
-        # The domains may also be the classes.
+        # One feature may determine both the domains and the classes.
         ("domain", [0, 0], [1], "cooking, travel"),
     ],
 )

@@ -34,7 +34,7 @@ from tests.algorithms.references.softmax import (
 CENTERS = 1025
 _DECADES = (-6.0, 6.0)
 
-# Fractions of the total weight that differ by less are equal, as 1 - theta and sums are rounded.
+# Fractions of the total weight count as equal if they differ by less, as floats are rounded.
 _ROUNDING = 1e-12
 
 
@@ -85,7 +85,7 @@ def shares_above(losses: ArrayLike, c: Cut) -> np.ndarray:
 
 
 def shares(losses: ArrayLike, alphas: ArrayLike, theta: float, boundary: str) -> np.ndarray:
-    """Returns the fraction in [0, 1] of each client's weight that trains.
+    """Returns, for each client, the fraction in [0, 1] of its weight that trains.
 
     With "exact", sum_k share_k alpha_k = theta sum_k alpha_k, and equal losses have equal shares.
     """

@@ -45,7 +45,7 @@ def train(
     sgd: LocalSgd,
     extra_gradient: Optional[Callable[[Weights], Weights]] = None,
 ) -> Weights:
-    """Returns w_k, the weights after local SGD from w^t; w^t for a client without examples.
+    """Returns w_k, the weights after local SGD from w^t; without examples, w_k is w^t.
 
     Each step adds `extra_gradient(w)` to the divided gradient.
     """

@@ -1,4 +1,4 @@
-"""Audits of claimed epsilons, which compare them with lower bounds from attacks on rounds.
+"""Audits, which compare claimed epsilons with lower bounds from attacks on rounds.
 
 Complete rounds run thousands of times, with and without a worst-case client. The model is small and
 clients have no examples, since accounts do not depend on them.

@@ -32,7 +32,7 @@ from tff_agnostic.computations.round import (
     traced_specs,
 )
 
-# Maximum number of cohort entries to run at once, in total over runs, which limits memory.
+# Maximum number of cohort entries, in total over runs, that run at once; it limits memory.
 _ENTRIES_AT_ONCE = 40_000
 # Number of keys to try: parts of a message that are equal for all these keys have no noise.
 _PROBES = 16
@@ -151,7 +151,7 @@ class AttackedRounds:
         return messages
 
     def _states(self, keys: np.ndarray) -> RunState:
-        """Returns the initial states of runs with these noise keys; the first axis is runs."""
+        """Returns the initial states of runs with the given noise keys; the first axis is runs."""
         states = tf.nest.map_structure(
             lambda value: tf.repeat(value[tf.newaxis], len(keys), axis=0), self._initial
         )
@@ -292,7 +292,7 @@ class _AttackedStep:
         Args:
             private: State of the aggregation.
             summed: Sum of the messages.
-            num_others: Number of other participants.
+            num_others: Number of participants other than the attacked client.
         """
         noisy, deviations = self.release.noisy_sums(private, summed, self._bounds)
         result = self._along(noisy, deviations)

@@ -187,8 +187,8 @@ def _drawn(
     """Draws the cohorts of runs in which the attacked client has the given role.
 
     Returns:
-        Entries [R, T, E, 2], as in `AttackedRounds.run`; numbers of other participants [R, T]; and
-        numbers of other silent clients [R, T].
+        Entries [R, T, E, 2], as in `AttackedRounds.run`; and, without the attacked client, the
+        numbers of participants [R, T] and of silent clients [R, T].
     """
     result: list[list[tuple[int, int]]] = []
     others = []

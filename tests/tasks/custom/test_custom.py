@@ -334,7 +334,7 @@ def test_next_word_model_gets_word_ids(tmp_path):
     data = text_store(tmp_path / "s.sqlite")
     task = _load(model_file(tmp_path, _NEXT_WORD), data, sequence_length=4, vocabulary=2)
     assert task.domain_names == ("answer", "question")
-    # The ids: the 1, cat 2, other words 3, begin 4, end 5.
+    # Ids: the = 1, cat = 2, other words = 3, begin = 4, end = 5.
     np.testing.assert_array_equal(
         task.train.read("b")["x"], [[4, 1, 2, 5], [4, 3, 5, 0], [4, 1, 1, 3]]
     )
@@ -347,7 +347,7 @@ def test_text_classifier_gets_words_without_markers(tmp_path):
     data = reviews(tmp_path / "s.sqlite", class_names=["bad", "good", "odd"])
     task = _load(model_file(tmp_path, _TEXT_CLASSIFIER), data, sequence_length=4)
     examples = task.train.read("a")
-    # The ids: the 1, cat 2, sat 3, other words 4, padding 0; no begin or end.
+    # Ids: the = 1, cat = 2, sat = 3, other words = 4, padding = 0; no begin or end.
     np.testing.assert_array_equal(examples["x"], [[1, 2, 0, 0], [3, 0, 0, 0], [4, 1, 1, 2]])
     assert examples["y"].tolist() == [0, 2, 1]
     assert {column.dtype for column in examples.values()} == {np.dtype(np.int32)}
