@@ -26,7 +26,7 @@ from tff_agnostic.models import logistic_regression
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["agnostic_fed_avg", "delta_fl"])
-def test_rounds_without_noise_and_clipping_are_plain(streaming_runtime, name):
+def test_rounds_without_noise_and_clipping_equal_plain_rounds(streaming_runtime, name):
     rounds = [cohort()] * 3
     # Private AgnosticFedAvg divides by public counts: each domain's expected number of examples.
     counts = np.bincount(np.concatenate([client["domain_id"] for client in rounds[0]]))

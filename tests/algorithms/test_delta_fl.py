@@ -171,7 +171,7 @@ def test_lowest_level_trains_the_worst_client(streaming_runtime):
 
 
 @pytest.mark.slow
-def test_tracked_threshold_keeps_the_levels_share_training(streaming_runtime):
+def test_tracked_threshold_trains_the_levels_fraction_of_clients(streaming_runtime):
     algorithm = _Case(0.3, "tracked", None, "equal").build(client_learning_rate=1e-4)
     training = streaming_runtime.training(algorithm, PlainSum())
     rng = np.random.default_rng(1)

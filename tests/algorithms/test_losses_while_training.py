@@ -114,7 +114,7 @@ def test_single_batch_losses_equal_losses_at_w(name):
         assert_identical(one_pass.memory, at_w.memory)
 
 
-def test_term_weighs_clients_by_the_first_epoch():
+def test_term_weighs_clients_by_first_epochs_losses():
     """An example's loss is x w, so a step with a batch of one subtracts rate x from w."""
     model, tilt, rate = linear_model(initial=2.0), 0.7, 0.1
     algorithm = _algorithm(

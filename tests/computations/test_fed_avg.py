@@ -59,7 +59,7 @@ def test_losses_precede_the_first_epochs_steps():
     np.testing.assert_allclose(metrics["client_work"]["train"]["loss"], [4, 8, 0])
 
 
-def test_target_only_trains_on_its_domain():
+def test_target_only_algorithm_trains_on_its_domain():
     model = logistic_regression(4, 3)
     rng = np.random.default_rng(1)
     cohort = [random_client(rng, n, range(3)) for n in (12, 9, 15)]
@@ -77,7 +77,7 @@ def test_target_only_trains_on_its_domain():
     assert np.all(metrics[-1]["client_work"]["train"]["loss"] > 0)
 
 
-def test_target_only_ignores_clients_without_its_domain():
+def test_target_only_algorithm_ignores_clients_without_its_domain():
     settings = {"client_normalizer": "batch", "server_optimizer": "adam"}
     training = _target_only("0", 2, client_batch_size=2, server_learning_rate=0.1, **settings)
     rng = np.random.default_rng(2)
@@ -95,7 +95,7 @@ def test_target_only_ignores_clients_without_its_domain():
 
 
 @pytest.mark.parametrize(("target", "actual"), [(None, "none"), ("nort", "'nort'"), ("1", "'1'")])
-def test_target_only_rejects_unknown_domains(target, actual):
+def test_target_only_algorithm_rejects_unknown_domains(target, actual):
     problem = Problem(logistic_regression(2, 2), ("south", "north"))
     message = f"target_domain: expected one of south, north, found {actual}"
     with pytest.raises(UserError, match=message):

@@ -93,7 +93,7 @@ def test_fed_avg_equals_tffs(tff_runtime, name):
 
 
 @pytest.mark.slow
-def test_variable_models_train_as_in_tff(tff_runtime):
+def test_models_with_variables_train_as_in_tff(tff_runtime):
     build = tff_models.HandWritten
     theirs = tff.learning.algorithms.build_weighted_fed_avg(
         build, tff.learning.optimizers.build_sgdm(_RATE)

@@ -219,7 +219,7 @@ def test_more_clients_than_examples_raise():
 
 
 @pytest.mark.parametrize("num_clients", [1, 3, 10])
-def test_even_partition_is_random_with_equal_sizes(num_clients):
+def test_partition_into_equal_sizes_is_random(num_clients):
     parts, again = (even_partition(100, num_clients, _rng()) for _ in range(2))
     sizes = [len(rows) for rows in parts]
     assert max(sizes) - min(sizes) <= 1

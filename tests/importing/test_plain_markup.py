@@ -64,7 +64,7 @@ def test_html_blocks_equal_the_reference_parser(code):
     assert 80 < plain < 560
 
 
-def test_split_words_equal_a_regular_expression():
+def test_splitting_into_words_equals_a_regular_expression():
     draw = random.Random(5)
     pattern = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*|[^\sa-z0-9]")
     for _ in range(1000):

@@ -289,7 +289,7 @@ def test_embedding_scale_bounds_initial_embeddings(scale):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_tied_embedding_gradient_sums_both_uses(traced):
+def test_gradient_of_tied_embedding_is_sum_over_uses(traced):
     model, batch = _small(), _sentences(9)
 
     def gradients(weights: list[tf.Tensor]) -> Any:

@@ -391,7 +391,7 @@ def test_poisson_bound_is_above_the_exact_divergence(z, rate):
     assert actual[1] == pytest.approx(math.log1p(rate**2 * math.expm1(1 / z**2)))
 
 
-def test_order_3_matches_closed_form_and_integral():
+def test_renyi_order_3_matches_closed_form_and_integral():
     q, z = 0.2, 1.5
     two, three = 1 / z**2, 1.5 / z**2
     terms = (1 - q) ** 2 * (2 * q + 1) + 3 * (1 - q) * q**2 * math.exp(two)

@@ -27,7 +27,7 @@ def main(num_devices: int, mode: str) -> None:
 
 
 def rounds_on_devices(mode: str) -> dict[str, Any]:
-    """Returns a hash of some rounds' results, and the numbers of all devices and of used devices."""
+    """Returns a hash of some rounds' results, and the numbers of all and of used devices."""
     with CohortRuntime(options_in_mode(mode, 3)) as runtime:
         lanes = runtime.running_lanes()
         shards = range(20 * lanes.num_lanes)

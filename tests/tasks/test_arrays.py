@@ -13,7 +13,7 @@ from tff_agnostic.data.store import load_store
 from tff_agnostic.tasks.stored_inputs import split_arrays
 
 
-def test_split_arrays_equal_the_tasks_examples(tmp_path):
+def test_arrays_of_a_split_equal_the_tasks_examples(tmp_path):
     task = handed_over.shoppers(tmp_path)
     read = split_arrays(load_store(tmp_path / "shoppers.sqlite"), "test")
     assert read.class_names == ("no", "yes")

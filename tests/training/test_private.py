@@ -62,7 +62,7 @@ def _composed_epsilon(rounds: int) -> float:
     return gaussian_epsilon(math.sqrt(rounds) / _Z, _DELTA)
 
 
-def test_rounds_report_a_gaussian_mechanisms_epsilon(parts, streaming_runtime):
+def test_reported_epsilon_equals_a_gaussian_mechanisms_epsilon(parts, streaming_runtime):
     private = _private(parts)
     trained = _train(parts, streaming_runtime, private)
     spent = [float(report["privacy"]["epsilon"]) for report in trained.reports]

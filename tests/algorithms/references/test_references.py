@@ -263,7 +263,7 @@ class TestSurveyRound:
         _assert_close(actual, [1 - 0.1 * (2 + float(np.float32(2.02))) / 2])
 
     @pytest.mark.parametrize("boundary", _BOUNDARIES)
-    def test_diverging_client_counts_in_the_quantile(self, boundary):
+    def test_quantile_includes_a_diverging_clients_loss(self, boundary):
         sgd = LocalSgd(0.1, epochs=80)
         others = _with_losses([1, 2, 3], [1, 1, 1])
         # The diverging client's loss is 5e5, and each step multiplies w by 1e5.
