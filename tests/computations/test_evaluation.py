@@ -216,7 +216,7 @@ def test_undefined_metric_excludes_client_from_distribution():
     output = _evaluate_one(model, random_weights(), client)
     np.testing.assert_array_equal(output.over_clients["recall_of_1"].num_clients, [0, 1, 0, 1])
     np.testing.assert_array_equal(output.over_clients["loss"].num_clients, [1, 1, 0, 1])
-    # A client's size bin is for all of its examples, even if the metric ignores some of them.
+    # A client's size bin depends on all its examples, even if the metric ignores some of them.
     assert np.flatnonzero(output.by_size["recall_of_1"].num_clients).tolist() == [2]
     nowhere = _evaluate_one(model, random_weights(), make_client(np.ones([2, 4]), [0, 0], y=[0, 2]))
     assert not np.any(nowhere.by_size["recall_of_1"].num_clients)

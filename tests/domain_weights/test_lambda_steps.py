@@ -167,7 +167,7 @@ def _moved(options, lambda_, losses, counts, rounds):
 
 @pytest.mark.slow
 def test_fallen_weight_stays_positive_and_recovers():
-    """The weight falls by a factor of e per round, which reaches 0 in float32 after 90 rounds."""
+    """The weight falls by a factor of e per round; in float32 it would be 0 after 90 rounds."""
     options = LambdaPlayer(learning_rate=1.0, absent="freeze")
     counts = _f32(5, 5, 0)
     fallen = _moved(options, _f32(0.4, 0.4, 0.2), _f32(0, 1, 0), counts, _ROUNDS)

@@ -107,7 +107,7 @@ def test_vectorised_groups_have_the_maximum_size(small):
 
 @pytest.mark.nightly
 def test_groups_shrink_with_large_clients_or_models(small, large):
-    """Large clients have 2 MB of examples, and the large model 10,000 times the weights."""
+    """Large clients have 2 MB of examples; the large model has 10,000 times as many weights."""
     sizes = [5] * 300
     small_shards = small.plan("vectorised", _cohort(*sizes))[1]
     large_shards = large.plan("vectorised", _cohort(*sizes, num_features=4000))[1]

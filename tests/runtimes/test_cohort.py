@@ -193,7 +193,7 @@ def test_runtime_survives_failing_round(runtime, training):
 def test_memory_does_not_grow_with_the_rounds(mode):
     """Leaked states would add 12 MB per 30 rounds, and leaked examples 29 MB.
 
-    A leak adds memory in each third of the rounds, an allocator's reserve only in one.
+    A leak adds memory in each third of the rounds; an allocator's reserve grows in only one.
     """
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]

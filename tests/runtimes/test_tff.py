@@ -134,7 +134,7 @@ def test_ended_worker_raises_error():
 def test_memory_does_not_grow_with_the_rounds():
     """Leaked states would add 16 MB per 40 rounds, and leaked examples 38 MB.
 
-    A leak adds memory in each quarter of the rounds, an allocator's reserve only in one.
+    A leak adds memory in each quarter of the rounds; an allocator's reserve grows in only one.
     """
     rng = np.random.default_rng(0)
     cohort = [random_client(rng, 60, range(3), num_features=2000, num_classes=50) for _ in range(4)]
