@@ -57,7 +57,7 @@ def _board(rows, measure, choice, noise=0.002) -> Board:
     return Board(data, _comparison(rows, measure, noise), choice, missing)
 
 
-def test_payers_are_significantly_worse():
+def test_payers_are_domains_that_are_significantly_worse():
     rows = {"fed_avg": (0.9, 0.8, 0.5), "uniform": (0.84, 0.799, 0.62)}
     assert _board(rows, _ACCURACY, "uniform").payers("uniform") == ["a"]
     assert _board(rows, _ACCURACY, "uniform", noise=0.2).payers("uniform") == []
@@ -66,7 +66,8 @@ def test_payers_are_significantly_worse():
 @pytest.mark.parametrize(
     ("measure", "worsts", "noise", "expected"),
     [
-        # Worst values of FedAvg, the choice, another method; expected (is_worse, best, is_near).
+        # The worst values are those of FedAvg, the choice and another method; the expected values
+        # are (is_worse, best, is_near).
         (_ACCURACY, (0.5, 0.6, 0.615), 0.002, (False, "other", True)),
         (_ACCURACY, (0.5, 0.6, 0.65), 0.002, (False, "other", False)),
         (_ACCURACY, (0.5, 0.6, 0.65), 0.2, (False, "other", True)),

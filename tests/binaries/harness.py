@@ -171,7 +171,7 @@ def given(binary: ModuleType, *arguments: str) -> Any:
 
 
 def compared_specs(*arguments: str) -> dict[str, list[RunSettings]]:
-    """Returns the runs of each method that `compare` would train."""
+    """Returns, for each method, the runs that `compare` would train."""
     actual = given(compare, *arguments)
     return trial_specs(actual, given_arms(actual))
 
@@ -278,7 +278,8 @@ class Process:
             "PYTHONWARNINGS": "ignore",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
-        # Not pipes, which would stay open as long as any child of the process lives.
+        # Files receive the output, as pipes would stay open as long as any child of the process
+        # lives.
         with (
             default_signals(),
             open(self._folder / "out", "w") as out,
@@ -344,7 +345,7 @@ def python_module(binary: str, *arguments: str) -> list[str]:
 
 
 def later_values(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments without flags that occur again later.
+    """Returns the arguments without those flags that a later argument repeats.
 
     Commands reject repeated flags other than --override, but tests append to shared arguments.
     """

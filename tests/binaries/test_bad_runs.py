@@ -53,7 +53,7 @@ def test_rejects_data_dir_without_the_files(call, folder, binary, arguments):
     return call.refused(folder, binary, *arguments, "--output_dir=run")
 
 
-def test_malformed_adult_line_is_named(call, folder):
+def test_error_names_the_malformed_line_of_adult(call, folder):
     (folder / "adult.data").write_text(ADULT_ROW * 3 + "what?\n")
     (folder / "adult.test").write_text(ADULT_ROW)
     message = call.refused(folder, train, "--task=adult", "--data_dir=.", "--output_dir=run")

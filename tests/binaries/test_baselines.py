@@ -61,16 +61,16 @@ _SMOOTHED = 0.8 * np.array([0.5, 0.25, 0.25]) + 0.2 / 3
 @pytest.mark.parametrize(
     ("loss", "outputs", "clients", "expected"),
     [
-        # Entropies of the labels.
+        # The trivial losses are entropies of the labels.
         (None, 3, _CLASSES, 1.5 * np.log(2)),
         (None, 3, _labels([1, 1]), 0),
         (_smoothed, 3, _CLASSES, -np.sum(_SMOOTHED * np.log(_SMOOTHED))),
-        # The output is a probability, and must stay one.
+        # This loss takes probabilities, so the constant outputs must be probabilities.
         (_brier, 3, _CLASSES, 1.0 - np.sum(np.square([0.5, 0.25, 0.25]))),
-        # Variances of integer labels: 36% ones, and other numbers.
+        # The trivial losses are variances of labels: first 36% ones, then other integers.
         (_squared, 1, _labels([1] * 9 + [0] * 16), 0.36 * 0.64),
         (_squared, 1, _labels([3, 5], [9, 11]), 10.0),
-        # The mean distance from the median.
+        # The trivial loss is the mean distance from the median.
         (_absolute, 1, _labels([0, 1, 1, 100, 5]), 104 / 5),
     ],
 )
@@ -114,7 +114,7 @@ def test_trivial_word_loss_is_unigram(length):
     assert actual == pytest.approx(float(value), abs=5e-3)
 
 
-# --- Reference runs, on one domain each
+# --- Each reference run trains on one domain
 
 
 def _task(num_clients: dict[str, int], heldout: dict[str, int]) -> Task:
@@ -275,7 +275,7 @@ def test_resume_keeps_reference_runs(call: Caller, store, tmp_path):
     call.ok(*again, "--resume")
     assert tree(path / "baselines") == before
 
-    # --lambda_baselines may name the file or a run; other domains are rejected.
+    # --lambda_baselines may name the file or a run; baselines of other domains are rejected.
     for name in (file, path / "runs" / "plain" / "trial_00" / "run"):
         (spec,) = compared_specs(
             *short, "--arms=agnostic_fed_avg", f"--lambda_baselines={name}", "--trials=1"

@@ -64,7 +64,7 @@ def test_terminal_has_verdict_and_tables(compared):
     path, printed = compared
     record = read_json(path / "page.json")
     verdict = record["sections"][0]["blocks"][0]["sentences"]
-    # The verdict comes first. Plain sums give it intervals over clients.
+    # The verdict comes first. With plain sums, it has intervals over clients.
     assert re.match("(No significant diff|AgnosticFedAvg ).* in the worst domain", verdict[0])
     assert "over other test clients and other seeds (2 trials)" in printed
     assert printed.index(verdict[0]) < printed.index("\nloss on the test clients")

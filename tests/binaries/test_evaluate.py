@@ -110,14 +110,14 @@ def test_client_percentiles_select_statistics(call, folder, trained):
 
 
 @pytest.mark.nightly
-def test_other_data_replace_the_domains(call, folder):
+def test_evaluation_of_other_data_has_their_domains(call, folder):
     write_points(folder / "two.sqlite", ["phone", "tablet"])
     write_points(folder / "three.sqlite", ["blue", "green", "red"])
     arguments = ["--task=custom", "--data=two.sqlite", "--model=model.py", "--clients_per_round=2"]
     call.ok(train, *arguments, "--rounds=1", "--output_dir=run")
     call.ok(evaluate, "--checkpoint=run", "--data=three.sqlite", "--output=e.json")
     assert list(read_json(folder / "e.json")["domains"]) == ["blue", "green", "red"]
-    # By default, the data are those of the run.
+    # Without --data, `evaluate` uses the run's data.
     call.ok(evaluate, "--checkpoint=run", "--output=e.json")
     assert list(read_json(folder / "e.json")["domains"]) == ["phone", "tablet"]
 

@@ -91,7 +91,7 @@ def test_fleet_export_has_plan_and_readme(call, trained, exported, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluation_plan_reports_like_evaluate(call, folder):
+def test_evaluation_plan_gives_same_report_as_evaluate(call, folder):
     family = ("--algorithm=delta_fl", "--theta=1,0.5", "--threshold=lagged")
     call.ok(train, *TOY, *family, "--rounds=2", "--output_dir=family")
     chosen = ("--checkpoint=family", "--models=conformity_0.5")

@@ -15,7 +15,7 @@ from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
 from tff_agnostic.program.studies import frontier_command
 
-# A round is one gradient step on all points of all clients, and its size reaches the optimum.
+# Each round is one gradient step on all points of all clients; this step size reaches the optimum.
 _EXACT = (
     "--task=toy_regression",
     "--num_clients=8",
@@ -79,10 +79,10 @@ def test_mixtures_reach_their_optima(exact):
 
 
 @pytest.mark.nightly
-def test_verdict_names_best_mixture_first(exact):
+def test_verdict_begins_with_the_best_mixture(exact):
     path, printed = exact
     content = _json(path)
-    # Halfway to the second domain the optimum is at -0.0125, and the farthest centre is at 1.
+    # Halfway to the second domain, the optimum is at -0.0125, and the farthest centre is at 1.
     assert content["best"] == "to_1_0.5" and "fed_avg" in content["missed_by"]
     best = content["results"]["to_1_0.5"]["(worst)"]["loss"]["mean"]
     assert best == pytest.approx(1.0125**2 + _VARIANCE, rel=1e-4)

@@ -11,7 +11,7 @@ from tests.data.stores import LOGISTIC_REGRESSION, points_store
 
 
 def _write(folder: Path, scale: float = 1.0) -> tuple[str, str]:
-    """Writes clients of three domains: random labels, easy labels, and few clients.
+    """Writes clients of a domain with random labels, one with easy labels, and a rare one.
 
     Returns:
         The flags that name the store and the model.

@@ -78,7 +78,7 @@ _PAIRS = (
         (f"{_SAMPLING}=none", _BOOST),
         (f"{_SAMPLING}=uniform", _BOOST),
     ),
-    # Settings of one algorithm, aggregation or privacy.
+    # Only one algorithm, aggregation or privacy uses each of these settings.
     *(
         _Pair(flag, ("--algorithm=fed_avg",), (f"--algorithm={user}",))
         for flag, user in (

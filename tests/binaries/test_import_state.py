@@ -30,7 +30,7 @@ _DIGITS = (
     "--max_examples=40",
     "--client_learning_rate=0.3",
 )
-# Rounds of each part: simulation, `run_plan` in the role of a fleet, simulation again.
+# Rounds of each part: a simulation, `run_plan` in the role of a fleet, a simulation again.
 _ROUNDS = 2
 _PARTS = {"daf": "plain", "secure": "secure"}
 

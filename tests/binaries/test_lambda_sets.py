@@ -39,7 +39,7 @@ def test_box_bounds_lambda_and_worst_mixture(call, folder):
     lambda_ = _last_lambda(folder / "run")
     np.testing.assert_allclose([lambda_.sum(), lambda_.min(), lambda_.max()], [1, 0.1, 0.4])
     worst = _worst(folder / "run" / "result.json")
-    # Its lambda is 0.4 for the worst domain, 0.3 for the next one, and 0.1 for the others.
+    # The worst mixture gives the worst domain weight 0.4, the next one 0.3, and the others 0.1.
     first, second, *others = np.sort(_losses(folder / "run" / "result.json"))[::-1]
     assert worst["loss"] == pytest.approx(0.4 * first + 0.3 * second + 0.1 * sum(others), rel=1e-5)
     assert sorted(worst["lambda"].values()) == pytest.approx([0.1, 0.1, 0.1, 0.3, 0.4])

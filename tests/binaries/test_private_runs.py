@@ -63,7 +63,7 @@ _KINDS = {"central": _PRIVATE, "distributed": _DISTRIBUTED, "tree": _TREE}
 # The commands of docs/explanations/privacy/noise_from_clients.md cover distributed noise.
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", usually(["central", "tree"], _KINDS))
-def test_outputs_report_the_spent_privacy(call: Caller, tmp_path, kind):
+def test_outputs_show_the_spent_privacy(call: Caller, tmp_path, kind):
     flags = _KINDS[kind]
     outcome = call.ok(train, *flags, "--rounds=3", f"--output_dir={tmp_path / 'run'}")
     promised = _privacy(tmp_path / "run")
@@ -107,7 +107,7 @@ def test_rejects_delta_below_noise_tail(call: Caller, tmp_path, kind):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["central", "distributed"])
-def test_more_rounds_raise_epsilon_at_equal_noise(call: Caller, tmp_path, kind):
+def test_more_rounds_increase_epsilon_at_equal_noise(call: Caller, tmp_path, kind):
     folder = tmp_path / "run"
     flags = ("--target_epsilon=30", *_KINDS[kind])
     flags = tuple(flag for flag in flags if not flag.startswith("--noise_multiplier"))
@@ -210,7 +210,7 @@ def test_unseeded_runs_have_different_cohorts(call: Caller, tmp_path):
 
 
 @pytest.mark.nightly
-def test_outputs_report_evaluation_privacy(call: Caller, folder):
+def test_outputs_show_the_privacy_of_evaluations(call: Caller, folder):
     """The toy task trains and evaluates the same clients, whose epsilons add up."""
     noise = "--private_evaluation=noise:multiplier=0.2"
     flags = (*_EVALUATED, noise, "--evaluate_every=2", "--output_dir=run")

@@ -94,7 +94,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     # The search evaluates held-out clients.
     searched = path / "runs/search/fed_avg-1/trial_00/run"
     assert "heldout/loss/small" in (searched / "metrics.csv").read_text()
-    # Half of the held-out clients stop references, and the others validate.
+    # Half of the held-out clients decide when reference runs stop, and the others validate.
     result = read_json(searched / "result.json")
     assert result["overall"]["over_clients"]["loss"]["num_clients"] == 20
 

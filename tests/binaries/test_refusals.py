@@ -136,7 +136,7 @@ _SETTINGS = [
     (_SPEC, _SPEC.replace('"By size"', "None"), "label: expected a string, found None"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'pover': 2.0}})", "paper_settings: expected flags"),
     (_SPEC, f"{_SPEC[:-1]}, paper_settings={{'size_power': '2'}})", "paper_settings: --size_power"),
-    # Options with names of flags of a run, an aggregation, a task and another algorithm.
+    # Options whose names are already flags of a run, an aggregation, a task or another algorithm.
     (_POWER, "rounds: int = 1", "options: expected names that no other flag has, found rounds"),
     (_POWER, "secure_bits: int = 1", "options: expected names that no other flag has, found sec"),
     (_POWER, "keep: int = 1", "options: expected names that no other flag has, found keep"),
@@ -165,7 +165,7 @@ _FUNCTIONS = [
     (_OUTPUT, "raise ValueError('no')", "client_work of step 'training' fails: "),
     (_NEXT, "return 3", "expected finish to return a state of the structure"),
 ]
-# Errors that only tracing a round shows.
+# These errors appear only when a round is traced.
 _SLOW_FUNCTIONS = [
     (_COLUMNS, f"columns=2 * core{_COLUMNS.partition('core')[2]}", "build: expected columns of"),
     (_COLUMNS, f"columns=({_NORM.format('r.nothing')},),", "column 'norm' fails"),

@@ -30,7 +30,8 @@ _ADULT = (
 _ARMS = ("doctorate", "agnostic_fed_avg")
 _STACKOVERFLOW = (
     *("--experiment=stackoverflow", "--rounds=2", "--trials=1", "--clients_per_round=2"),
-    # TensorFlow takes longer to vectorise a language model than to run the rounds.
+    # Clients are streamed, since TensorFlow takes longer to vectorise a language model than to run
+    # the rounds.
     "--client_mode=streamed",
 )
 
@@ -137,7 +138,7 @@ def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments
     assert "L doctorate" in outcome.out
     assert outcome.out.endswith("\nreport: run/report.html\n")
 
-    # Resuming trains nothing again.
+    # A resumed experiment trains nothing again.
     runs = tree(adult / "run" / "runs")
     call.ok(reproduce, *arguments, "--resume")
     assert tree(adult / "run" / "runs") == runs
@@ -185,7 +186,7 @@ def test_dump_becomes_store_and_mixed_models(call: Caller, folder, small_experim
             assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
     store = load_store(run / "clients.store").digest()
 
-    # Resuming reads no dump.
+    # A resumed experiment does not read the dump again.
     shutil.move(folder / "dump", folder / "gone")
     (folder / "dump").mkdir()
     outcome = call.ok(reproduce, *arguments, "--resume")

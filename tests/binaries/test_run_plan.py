@@ -15,7 +15,7 @@ from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 
 ROOT = Path(__file__).parents[2]
 
-# A sitecustomize module, with which every process of a command fails to import FOREIGN.
+# A sitecustomize module that makes every process of a command fail to import FOREIGN.
 _BLOCKING = """
 import sys
 

@@ -154,7 +154,7 @@ def test_plain_tensorflow_matches_run_predictions(several, name):
     for file_name in ("model.keras", "model_saved_model"):
         outputs = _outputs(several, name, file_name)
         np.testing.assert_allclose(outputs["predictions"], scores, rtol=1e-5, atol=1e-5)
-    # The run has written the same file.
+    # The run itself has written the same Keras file.
     written, saved = (several / f / "model.keras" for f in (f"run_{name}/model", f"all/{name}"))
     assert written.read_bytes() == saved.read_bytes()
 
@@ -216,7 +216,7 @@ def test_frozen_layers_keep_their_weights(call, folder, several, aggregation):
     # `evaluate` and model.keras have the trained weights.
     call.ok(evaluate, "--checkpoint=frozen", "--output=e.json", "--aggregation=plain")
     result, actual = (read_json(folder / name) for name in ("frozen/result.json", "e.json"))
-    # The run's secure sums are rounded.
+    # The tolerance is needed because the run's secure sums are rounded.
     assert actual["overall"]["loss"] == pytest.approx(result["overall"]["loss"], rel=1e-3)
     keras_model = tf.keras.models.load_model(folder / "frozen" / "model" / "model.keras")
     for weights, expected in zip(keras_model.get_weights(), after):
@@ -235,7 +235,7 @@ def test_run_with_frozen_layers_is_exported(call, folder, several):
     assert outcome.status == 0, outcome
 
 
-# --- Formats and cards of `save_model`
+# --- `save_model` writes every format, and a card
 
 
 def _card(folder: Path) -> dict:
@@ -277,7 +277,7 @@ def test_card_describes_the_model(call, folder, three_rounds):
     assert card["settings"]["clients_per_round"] == 3
     assert card["inputs"] == "float32[None, 64]"
     assert card["versions"]["tensorflow"].startswith("2.")
-    # The card of an earlier round has no result.
+    # The card of an earlier round's checkpoint has no result.
     path = three_rounds / "checkpoints" / "round_00000002.npz"
     call.ok(save_model, f"--checkpoint={path}", "--output_dir=earlier")
     card = _card(folder / "earlier")

@@ -30,7 +30,7 @@ from tff_agnostic.program import progress
 from tff_agnostic.program.studies import tuning_page
 
 _DATA = ("--task=digits", "--num_clients=4", "--num_test_clients=2")
-# The searched settings do not change client training, which is traced once.
+# The searched settings do not change client training, so it is traced only once.
 _FLAGS = (
     *_DATA,
     *("--clients_per_round=2", "--client_batch_size=100", "--rounds=2", "--evaluate_every=1"),
@@ -132,7 +132,7 @@ def test_best_flags_describe_best_trial(searched):
     file = f"--flagfile={path / 'fed_avg' / 'best.flags'}"
     spec = given(train, file).spec()
     assert wanted.items() <= spec.settings().items()
-    # The file omits the search's split and seed.
+    # The file with the best flags omits the search's split and seed.
     assert (spec.task_options["heldout_share"], spec.config.seed) == (0.0, 0)
     assert spec.task_options["num_clients"] == 4
     (trials,) = compared_specs(file).values()

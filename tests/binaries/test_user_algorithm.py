@@ -132,8 +132,8 @@ def test_size_power_changes_the_weights(call, algorithm, folder):
 
 # docs/how_to/add_an_algorithm.md covers an export of plain sums.
 @pytest.mark.parametrize("profile", usually([], ["daf", "secure"]))
-def test_exported_algorithm_verifies(call, algorithm, folder, trained, profile):
-    """One export is of a run, and one of flags alone."""
+def test_exported_algorithm_passes_verification(call, algorithm, folder, trained, profile):
+    """One export is made from a run, and one from flags without a run."""
     source = {"daf": [f"--checkpoint={trained}"], "secure": [*TOY, *_BY_SIZE]}[profile]
     call.ok(export, *source, f"--profile={profile}", "--output_dir=plan")
     manifest = read_json(folder / "plan" / "manifest.json")

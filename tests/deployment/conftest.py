@@ -34,7 +34,8 @@ def exported(
         arguments.apply_defaults()
         key = repr((*arguments.args, *sorted(arguments.kwargs.items())))
         if " at 0x" in key:
-            # An address identifies an object in this process only, while the object exists.
+            # An address identifies an object only in this process, and only while the object
+            # exists.
             key = f"{os.getpid()} {key}"
             kept.append(arguments)
         folder = shared / "exports" / digest(key.encode()) / profile

@@ -52,7 +52,8 @@ KINDS = {
     "two_inputs": _from_zoo(keras_zoo.KINDS["two_inputs"]),
 }
 
-# (kind, profile); the example format of two_inputs does not depend on the profile.
+# Pairs (kind, profile). One profile suffices for two_inputs, whose example format is the same in
+# both.
 COMBINATIONS = [
     (kind, profile)
     for kind in KINDS
@@ -61,7 +62,7 @@ COMBINATIONS = [
 ]
 
 ALL_ALGORITHMS = list(itertools.product(ALGORITHMS, PROFILES))
-# AgnosticFedAvg in both profiles, and algorithms whose states have other structures.
+# AgnosticFedAvg in both profiles, and algorithms whose states are structured differently.
 USUAL_ALGORITHMS = [
     ("agnostic_fed_avg", "daf"),
     ("agnostic_fed_avg", "secure"),
@@ -106,7 +107,7 @@ def make_request(
         "profile": profile,
         "num_domains": NUM_DOMAINS,
         "num_parameters": model.num_parameters,
-        # Twice the number of clients in conformance rounds.
+        # This is twice the number of clients in conformance rounds.
         "max_clients_per_round": 8,
         "column_ranges": ranges,
         "aggregation": spec.build(options.get(PROFILES[profile].aggregation, spec.options())),

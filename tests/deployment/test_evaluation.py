@@ -17,7 +17,7 @@ from tff_agnostic.models.model import ModelWeights
 
 _PERCENTILES = (12.5, 50.0, 99.0)
 _WORST_MIN_EXAMPLES = 3
-# Tolerance: the plan's server computes in float32, the report in float64.
+# Tolerance for rounding: the plan's server computes in float32, and the report in float64.
 _ROUNDING = 1e-6
 _DOMAINS = ("a", "b", "c")
 

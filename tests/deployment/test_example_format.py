@@ -62,7 +62,7 @@ def test_example_format_lists_features():
     }
 
 
-def test_parse_rejects_invalid_examples():
+def test_parser_rejects_invalid_examples():
     for domain_id in (-1, 2):
         examples = {**_examples(1), "domain_id": np.array([domain_id], np.int32)}
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0, 2\)"):
@@ -100,7 +100,7 @@ with TffRuntime() as runtime:
         export(folder, make_request(profile, kind=kind), runtime)
 """
 
-# Exports of the other process, in an order other than the tests'.
+# The other process writes these exports, in an order that differs from the tests' order.
 _EXPORTS = ("logistic-secure", "logistic-daf")
 
 

@@ -23,7 +23,7 @@ from tff_agnostic.base.files import new_folder, read_json, tensorflow_writes
 from tff_agnostic.deployment.compiled_plan import Variables, checkpoint_op, checkpoint_op_names
 from tff_agnostic.deployment.graphs import write_checkpoint
 
-# Ops that could send values out of a graph without being fetched.
+# Ops that could send values out of a graph although nothing fetches the values.
 _WAYS_OUT = re.compile(r"Save|Write|Print|PyFunc|Send|Queue|Summary|Rpc|Table|Debug")
 
 
@@ -68,7 +68,7 @@ def test_daf_plan_has_only_federated_sums(exported, algorithm):
     assert {aggregation.intrinsic_uri for aggregation in sums} == {"federated_sum"}
     assert not any(aggregation.inner_aggregations for aggregation in sums)
 
-    # The server sums each tensor that clients write exactly once.
+    # For each tensor that the clients write, the server has exactly one sum.
     spec = phase.client_phase.tensorflow_spec
     assert not spec.output_tensor_specs
     assert spec.example_selector.collection_uri == "app:/examples"
@@ -128,7 +128,7 @@ def test_manifest_bounds_equal_the_plans(exported, kind):
 @pytest.mark.parametrize(
     ("profile", "how"), [("daf", {}), ("daf", {"client_graph": "both"}), ("secure", {})]
 )
-def test_client_only_plan_equals_the_plans_client(exported, profile, how):
+def test_client_only_plan_equals_client_part_of_plan(exported, profile, how):
     folder = exported(profile, **how)
     plan = _plan(folder)
     content = (folder / "client_only_plan.pb").read_bytes()
@@ -137,7 +137,7 @@ def test_client_only_plan_equals_the_plans_client(exported, profile, how):
     assert client_only.graph == (graph if how else b"")
     assert client_only.phase == plan.phase[0].client_phase
     assert client_only.tflite_graph == plan.client_tflite_graph_bytes != b""
-    # The platform reserves all other fields.
+    # The phase has no other fields, because the platform reserves them.
     assert {field.name for field, _ in client_only.phase.ListFields()} == {
         "tensorflow_spec",
         "federated_compute",
@@ -188,7 +188,7 @@ def test_tensorflow_write_errors_become_user_errors(tmp_path):
     assert tree(tmp_path) == {}
 
 
-# --- Variables of a server's graph
+# --- Savepoints and checkpoints restore the variables of a server's graph
 
 
 _SPECS = [tf.TensorSpec([2], tf.float32, "server/a"), tf.TensorSpec([], tf.int64, "server/b")]
@@ -197,7 +197,7 @@ _METRICS = [tf.TensorSpec([], tf.float32, "metrics/m")]
 
 @pytest.fixture
 def session():
-    """Yields a session and its savepoint; the state is [1, 2] and 3, the metric 0.5."""
+    """Yields a session and its savepoint; the state is [1, 2] and 3, and the metric is 0.5."""
     with tf.Graph().as_default() as graph:
         state, metrics = Variables(_SPECS), Variables(_METRICS)
         message = checkpoint_op("savepoint", state, also_saved=metrics)
@@ -265,7 +265,7 @@ def test_variables_are_assigned_simultaneously(session):
         assert _values(session)[:2] == [[5.0, 4.0], 4]
 
 
-# --- Bytes in the manifest
+# --- The manifest's byte counts equal measured ones
 
 
 def _counts(folder):
@@ -284,8 +284,8 @@ def test_manifest_bytes_equal_measured_bytes(exported, profile, size):
     assert measured.bytes_up == pytest.approx(counts["up"][size], rel=0.02)
 
 
-def test_manifest_counts_values_like_the_paper(exported):
-    """Down: w, alpha and a seed of 2 integers. Up: model delta, beta, L, N, accuracy, 4 counts."""
+def test_manifest_has_the_papers_counts_of_values(exported):
+    """Devices receive w, alpha, 2 integers; they send delta, beta, L, N, accuracy, 4 counts."""
     counts = _counts(exported("daf"))
     num_weights = 4 * 3 + 3
     assert counts["down"]["values"] == num_weights + NUM_DOMAINS + 2

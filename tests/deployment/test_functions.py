@@ -71,12 +71,12 @@ def _renamed(graph_def, fetched):
 def test_renaming_graph_copies_does_not_change_results():
     graph_def, fetched = _graph()
     once, names = _compute(graph_def, {"once": _renamed(graph_def, fetched)})
-    # The graph doubles 3 and triples it twice; 54 is below 100.
+    # The graph doubles 3 and triples it twice. The result, 54, is below 100, and stays.
     assert once == 3.0 * 2 * 3 * 3
     assert names and all(name.startswith("once_function_") for name in names)
     copies = {"first": _renamed(graph_def, fetched), "second": _renamed(graph_def, fetched)}
     twice, names = _compute(graph_def, copies)
-    # 54 becomes 972, which exceeds 100 and is doubled.
+    # The second copy turns 54 into 972, which exceeds 100 and so is doubled.
     assert twice == once * 2 * 3 * 3 * 2
     assert {name.partition("_")[0] for name in names} == {"first", "second"}
 
@@ -90,7 +90,7 @@ def test_unused_functions_are_removed():
     assert len(with_renamed_functions(alone, "f").library.function) == 0
 
 
-# --- Names of tensors from TFF types
+# --- Tensors are named after the leaves of TFF types
 
 
 _TYPE = tff.to_type(
@@ -156,7 +156,7 @@ def _computed(x):
     """Returns sums with uniform constants, a mixed constant and a small constant."""
     mixed = tf.constant(np.arange(_SIZE) % 2, tf.float32)
     constants = [tf.fill([_SIZE], -2.5), tf.zeros([_SIZE]) * -1.0, mixed, tf.fill([3], 7.0)]
-    # Without x, the converter would join the constants.
+    # Each sum includes x, since the converter would join the constants otherwise.
     parts = [part + x[0] for part in constants]
     counts = tf.fill([_SIZE], tf.constant(2**40, tf.int64)) + tf.cast(x[1], tf.int64)
     inside = tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v + tf.ones([2000])), [0, x])

@@ -127,7 +127,7 @@ def test_pool_gradient_equals_tensorflow(size, stride, padding):
 
 
 def test_filter_gradient_is_lowered_for_known_shapes():
-    """The op stays if its shape is unknown, also through calls and loops."""
+    """Shapes are also known through calls and loops; the op stays if its shape is unknown."""
 
     @tf.function
     def body(number, images, weights):
@@ -150,7 +150,7 @@ def test_filter_gradient_is_lowered_for_known_shapes():
     assert len(remaining([3, None, 2, 4])) == 1
 
 
-# Ops of dropout, which On-Device Personalization's devices lack.
+# Dropout needs these ops, which On-Device Personalization's devices lack.
 _BEYOND = {
     "convolutional": {
         "StatelessRandomGetKeyCounter",

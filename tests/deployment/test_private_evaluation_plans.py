@@ -101,7 +101,7 @@ def test_evaluation_noise_equals_the_runtimes(folder, noise, profile, streaming_
         assert result.state["server/aggregations/0/releases"] == number + 1
 
 
-def test_evaluation_manifest_states_guarantee_and_duties(folder):
+def test_evaluation_manifest_has_guarantee_and_duties(folder):
     manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
     assert facts["guarantee_as_simulated"]["evaluations"] == 1

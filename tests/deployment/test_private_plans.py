@@ -84,7 +84,7 @@ class _Exported(NamedTuple):
 
     Attributes:
         folder: Folder of the export.
-        readable: Whether other users could read a state file, keyed by the file's noise key.
+        readable: For each state file, keyed by its noise key: whether other users could read it.
     """
 
     folder: Path
@@ -157,7 +157,7 @@ def test_only_the_state_contains_the_secret_key(folder):
     assert (folder / "server_state.ckpt").stat().st_mode & 0o077 == 0
     public = read_checkpoint(folder / "conformance/server_state.ckpt", "the state")
     assert tuple(public[_KEY_TENSOR]) == CONFORMANCE_KEY
-    # Checkpoints may be compressed, so their tensors were compared above.
+    # In compressed checkpoints this search finds no key, so their tensors were compared above.
     for path in (p for p in folder.rglob("*") if p.is_file()):
         content = path.read_bytes()
         for number in (*_RUNS_KEY, *_FLEETS_KEY):
@@ -172,7 +172,7 @@ def test_devices_get_clip_norms_without_key(folder):
     assert sent == ["client/aggregation"]
 
 
-def test_private_manifest_states_guarantee_and_duties(folder, kind):
+def test_private_manifest_has_guarantee_and_duties(folder, kind):
     manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
     assert facts["mechanism"] == kind.aggregation.name

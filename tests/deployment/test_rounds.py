@@ -36,7 +36,7 @@ from tff_agnostic.program.runs.spec import resolve
 _LIMIT = 5
 _ROUNDS = 3
 _SECURE = SecureSum(make_options(SecureSumOptions, limit_examples=_LIMIT))
-# Examples that the clients, with 7, 3, 0 and 12 examples, use and skip.
+# Numbers of examples that the clients use and skip; the clients have 7, 3, 0 and 12 examples.
 _USED = [5, 3, 0, 5]
 _SKIPPED = 2 + 0 + 0 + 7
 
@@ -115,7 +115,7 @@ def test_secure_plan_counts_skipped_examples(exported):
         ("secure", {"limit_examples": 9, "max_examples": 8}, 8),
     ],
 )
-def test_export_limits_examples_like_a_run(profile, settings, max_examples):
+def test_exported_plan_limits_examples_like_a_run(profile, settings, max_examples):
     aggregation = {"daf": "plain", "secure": "secure"}[profile]
     spec = resolve("toy_regression", {"aggregation": aggregation, **settings}, {"num_clients": 6})
     request = export_request(spec, spec.load_task(), profile, DeviceSettings())
@@ -174,7 +174,7 @@ def test_plans_of_all_algorithms_equal_the_runtime(exported, algorithm, profile)
 @pytest.mark.parametrize("profile", usually(["daf"], PROFILES))
 def test_plan_of_a_model_family_equals_the_runtime(exported, profile):
     how = {"algorithm": "delta_fl", "threshold": "tracked", "theta": (0.5, 1.0)}
-    # test_plans_follow_learning_rate_schedules covers schedules alone.
+    # test_plans_follow_learning_rate_schedules covers schedules without a model family.
     more = {"server_optimizer": "adam", "schedule": "exponential:rounds=1"}
     _assert_up_to_rounding(exported(profile, **how, **more))
 

@@ -46,9 +46,10 @@ def _name(page: Path) -> str:
 # README must be short enough to read in two minutes.
 README_WORDS = 700
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
-# TensorFlow takes longer to vectorise clients than to run two short rounds.
+# Clients are streamed, as TensorFlow takes longer to vectorise clients than to run two short
+# rounds.
 _STREAMED = "--client_mode=streamed"
-# Commands whose first use runs in a newcomer's environment.
+# The first use of each of these commands runs in a newcomer's environment.
 _STARTED = {"train"}
 # Flags that shorten documented commands; they replace the documented values.
 SHORTENED = {
@@ -68,9 +69,9 @@ SHORTENED = {
     "save_model": [],
     "tune": ["--rounds=2", "--trials=2", "--repeats=1", _STREAMED],
 }
-# Commands that .ci/run or tests/setup cover.
+# These commands are not run here, because .ci/run or tests/setup cover them.
 COVERED_ELSEWHERE = {"test", "lint", "bazel", "build", "lock", "setup", "help", "notebook"}
-# The first line of a block that shows a file.
+# Matches the first line of a block that shows a file.
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
 # The tutorial's files, which README uses; shop.csv is shorter than in the tutorial.
 READERS_FILES = {
@@ -156,7 +157,7 @@ def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 _WITH_COMMANDS = [page for page in PAGES if has_blocks(page.read_text())]
-# Pages that take 10 to 60 seconds, and whose commands have separate tests.
+# These pages run nightly: they take 10 to 60 seconds, and their commands have separate tests.
 _NIGHTLY = (
     *("explanations/privacy/accounting", "explanations/privacy/noise_from_clients"),
     *("how_to/frontier", "how_to/import_arrays", "how_to/run_a_tff_program"),
@@ -164,7 +165,7 @@ _NIGHTLY = (
     *("how_to/tune", "how_to/use_elsewhere", "how_to/use_tff_aggregators", "how_to/use_with_tff"),
     *("reference/algorithms/cvar", "reference/algorithms/kept_out_examples"),
 )
-# Pages of results repeat one another's commands with other settings, and run nightly.
+# Pages of results run nightly, because they repeat one another's commands with other settings.
 _USUAL = [
     page
     for page in _WITH_COMMANDS

@@ -58,7 +58,7 @@ def test_architecture_walks_name_existing_code() -> None:
         assert re.search(rf"^ *(def|class) {name}\b", code, re.MULTILINE), f"{file}: {name}"
 
 
-# --- Every task, with its defaults
+# --- Pages have every task and its defaults
 
 
 PAGE, DEFAULTS_PAGE = (DOCS / "reference" / name for name in ("tasks.md", "task_defaults.md"))
@@ -97,7 +97,7 @@ def test_page_explains_every_task():
         assert f"### `{name}`" in text and f"| [`{name}`](#{name}) |" in text
 
 
-# --- A newcomer's questions
+# --- Pages answer a newcomer's questions
 
 
 def test_pages_answer_newcomer_questions():

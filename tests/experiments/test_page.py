@@ -88,7 +88,7 @@ def test_table_compares_our_numbers_with_the_paper(comparison):
         (ArmsAsPredictors(("a", "b")), "the models of the rows a, b of the same trial."),
     ],
 )
-def test_page_names_command_and_base_predictors(comparison, recipe, expected):
+def test_page_has_the_command_and_the_base_predictors(comparison, recipe, expected):
     experiment = dataclasses.replace(_EXPERIMENT, base_predictors=recipe)
     page = pages.page(experiment, comparison, "./run reproduce", ["Shortened."])
     blocks = [block for section in page.sections for block in section.blocks]

@@ -34,7 +34,7 @@ _MIN_NODES = {NODE: 4, OFTEN: 5}
 _STAGES = {"daf": ("work",), "secure": tuple(STAGES.values())}
 # Maximum seconds during which the SuperLink regards a killed node as connected.
 _BACK_SECONDS = 45.0
-# Processes to kill after (round, exchange).
+# Keys are (round, exchange); values are the processes to kill after this exchange.
 Schedule = dict[tuple[int, str], list[str]]
 
 
@@ -135,7 +135,7 @@ def killed_demo(
 
 
 def _expect_losses(folder: Path, names: list[str]) -> None:
-    """Changes the settings: half of the nodes suffice for a round, and failed rounds repeat."""
+    """Changes the settings: half of the nodes suffice for a round; failed rounds are repeated."""
     changes = {
         f"min_clients = {max(3, len(names) - 1)}\n": f"min_clients = {max(3, len(names) // 2)}\n",
         "rest_rounds = 0\n": "rest_rounds = 1\nattempts = 20\n",

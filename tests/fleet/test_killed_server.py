@@ -36,7 +36,7 @@ threading.Event().wait()
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["between", "asked"])
 def test_killed_server_leaves_no_secret(exports, tmp_path, when):
-    """The server is killed between two requests to its worker, or during one; the worker ends."""
+    """The server is killed between or during requests to its worker, which then ends too."""
     state, folder = tmp_path / "state.ckpt", tmp_path / "temporary"
     folder.mkdir()
     tensors = {"server/0": np.array(10.0, np.float32), "server/1": np.array(_SECRET)}

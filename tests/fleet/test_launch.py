@@ -34,7 +34,7 @@ def test_signal_ends_processes_and_children(tmp_path, monkeypatch, number):
     wait_until(lambda: not any(map(is_running, numbers)))
 
 
-def test_printed_excludes_output_of_earlier_processes(tmp_path):
+def test_printed_output_excludes_that_of_earlier_processes(tmp_path):
     for last in ("error: é gone", "ready"):
         with Processes(tmp_path) as processes:
             for words in ("ready", last):

@@ -120,7 +120,7 @@ def _marked(mark: str) -> list[str]:
     return result
 
 
-# --- Attackers with ca.crt
+# --- Attackers who have ca.crt are rejected
 
 
 def test_stranger_cannot_register_nodes_or_start_runs(live, tmp_path):
@@ -160,7 +160,7 @@ def test_stranger_cannot_acquire_tasks(live, place, status, kind):
         client.close()
 
 
-# --- Code and plans that a node's operator has not installed
+# --- Nodes do not run code or plans that their operator has not installed
 
 _SERVER_APP = """
 import time
@@ -265,7 +265,7 @@ def test_interrupted_demo_leaves_no_process(inputs, tmp_path, number):
         )
     events = output / "server" / "state" / "events.jsonl"
     wait_until(lambda: process.poll() is not None or "exchange" in _text(events))
-    # The demo, its server and nodes, Flower's processes, and workers that execute plans.
+    # These are the demo, its server and nodes, Flower's processes, and workers that execute plans.
     assert len(_marked(mark)) > 3 * 4
     process.send_signal(number)
     # A second signal must not leave processes behind.

@@ -171,7 +171,7 @@ def test_player_restarts_its_ended_process(fleet, checkpoint):
         with pytest.raises(PlanError, match=r"client ann: the graph failed \("):
             player.update("ann", b"no checkpoint", examples)
         assert player.process_id == process
-        # The sandbox does not allow other files.
+        # The sandbox allows no files outside of `reads`.
         outside = fleet.folder / "ann.tfrecord"
         shutil.copy(fleet.clients / "ann.tfrecord", outside)
         with pytest.raises(PlanError, match="Permission denied"):

@@ -86,7 +86,7 @@ def _zeros(variance, size):
 
 @pytest.mark.slow
 def test_private_round_is_plain_round_plus_noise(exported, fleet, tmp_path):
-    """Without noise, a round equals run_plan's; with noise, it does after subtracting the noise."""
+    """A round without noise equals run_plan's, and so does a round minus its noise."""
     drawn = []
     first = fleet.names[0]
     stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}

@@ -305,5 +305,5 @@ def test_uniform_cohorts_have_fixed_size_and_equal_frequencies(served):
     cohorts = [event["cohort"] for event in fleet.events("begun")]
     assert all(len(set(cohort)) == 4 for cohort in cohorts)
     counts = Counter(name for cohort in cohorts for name in cohort)
-    # Six standard deviations of a binomial count.
+    # The tolerance is six standard deviations of a binomial count.
     assert len(counts) == 8 and all(abs(count - 20) < 19 for count in counts.values())

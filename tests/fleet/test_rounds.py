@@ -17,7 +17,7 @@ from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.exports import rehash, write_clients
 
 _CLIENTS = {"ann": [(1.0, 4), (2.0, 5)], "bob": [(3.0, 6)], "cyd": [], "dee": [(0.1, 1)] * 3}
-# Requests in order, and whether the sum contains a node that does not answer the request.
+# Requests in their order; True if the sum contains a node that does not answer the request.
 _SECURE = {"BEGIN": False, "ROSTER": False, "DELIVERY": False, "SURVIVORS": True, "VOTES": True}
 _STAGES = {"secure": _SECURE, "daf": {"WORK": False}}
 
@@ -226,7 +226,7 @@ def test_refusal_text_is_one_printable_line():
 
 
 @pytest.mark.slow
-def test_plan_raises_minimum_clients(secure_fleet, tmp_path):
+def test_plan_can_increase_minimum_number_of_clients(secure_fleet, tmp_path):
     export = shutil.copytree(secure_fleet.export, tmp_path / "export")
     limits = {"maximum_clients_per_round": 6, "minimum_clients_per_round": 5}
     rehash(export, privacy=limits)

@@ -38,7 +38,7 @@ def test_run_has_numbers_by_group():
     assert measured.worst() == {"loss": "b", "accuracy": "b"}
 
 
-def test_by_group_becomes_a_data_frame():
+def test_measures_by_group_become_a_data_frame():
     pandas = pytest.importorskip("pandas")
     measured = measures_by_group(_RESULT, _MEASURES)
     frame = pandas.DataFrame(measured.by_group)

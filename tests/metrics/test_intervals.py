@@ -92,5 +92,6 @@ def test_intervals_cover_the_truth():
         (lambda x: superquantile_interval(x, ones, 0.1, True), math.log(10) + 1),
     ]
     for interval, truth in cases:
-        # The tail has only 20 clients; see the coverage in docs/explanations/intervals.md.
+        # The lower limit is far below 0.95, because the tail has only 20 clients; see the coverage
+        # in docs/explanations/intervals.md.
         assert 0.88 <= _covered(interval, truth, draw) <= 0.99

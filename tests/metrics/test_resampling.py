@@ -37,7 +37,8 @@ def test_replicates_have_variance_of_a_ratio():
     ratios, by_size = _replicates(rng, right[np.newaxis].astype(float), sizes, 40_000)
     ratio = right.sum() / sizes.sum()
     assert ratios.mean() == pytest.approx(ratio, abs=1e-3)
-    # By Cochran 1977, equation 6.13, without the correction for a finite population.
+    # The expected variance is that of Cochran 1977, equation 6.13, without the correction for a
+    # finite population.
     expected = np.sum((right - ratio * sizes) ** 2) / sizes.sum() ** 2
     assert ratios.var() == pytest.approx(expected, rel=0.05)
     kish = sizes.sum() ** 2 / np.sum(sizes**2)
@@ -68,7 +69,8 @@ def test_variance_matches_two_crossed_samples():
     gains += rng.normal(0, 0.5, (num_seeds, 1))
     replicates, _ = _replicates(rng, gains, np.ones(num_clients), 20_000)
     spread = combined(gains.mean(axis=1), replicates, num_clients)
-    # By sums of squares of rows, columns and residuals (Cameron, Gelbach and Miller 2011).
+    # The expected variance comes from sums of squares of rows, columns and residuals (Cameron,
+    # Gelbach and Miller 2011).
     rows = gains.mean(axis=1).var(ddof=1) / num_seeds
     columns = gains.mean(axis=0).var(ddof=1) / num_clients
     each = gains.var(axis=1, ddof=1).mean() / num_clients

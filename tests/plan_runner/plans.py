@@ -98,8 +98,8 @@ def daf_plan(on_client: Change = lambda x: x, on_server: Change = lambda x: x) -
     """Returns the plan with plain sums.
 
     Args:
-        on_client: Change of the client's sum.
-        on_server: Change of the mean that the server sends.
+        on_client: Function that changes the client's sum.
+        on_server: Function that changes the mean that the server sends.
     """
     plan = plan_pb2.Plan(version=1)
     phase = _client_phase(plan)

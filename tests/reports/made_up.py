@@ -286,7 +286,7 @@ def all_numbers(content: Any) -> set[float]:
 
 
 def reads_as(datum: Datum) -> bool:
-    """Whether a number's text is its rounded value, or the value in percent."""
+    """Whether a number's text shows its value, rounded, as a number or in percent."""
     if datum.value is None:
         return datum.text == "-"
     # A standard deviation or an interval may follow.

@@ -236,7 +236,7 @@ def test_page_warns_about_each_problem(tmp_path, without_pictures):
         assert sentence in _warnings(tmp_path / str(i), content, **more), sentence
 
 
-def test_page_states_what_the_server_learns(tmp_path, without_pictures):
+def test_page_says_what_the_server_learns(tmp_path, without_pictures):
     security = {"plain": [], "secure": ["a", "b", "c"]}
     secure = result(["a"], about=about(["a"], security=security))
     cases = [

@@ -27,7 +27,7 @@ def _run(accuracies=_ACCURACIES, counts=_COUNTS, error=_ERROR, resampled=True, *
         result["domains"][name]["accuracy"] = accuracy
     result["overall"]["accuracy"] = 0.7
     noise = np.random.default_rng(0).normal(size=(200, len(_NAMES) + 1))
-    # Standard deviations are exact, and the value over all examples does not vary.
+    # The noise has exactly these standard deviations; the value over all examples has no noise.
     noise = error * (noise - noise.mean(0)) / noise.std(0, ddof=1) * ([1] * len(_NAMES) + [0])
     drawn = Resampled({"accuracy": np.array([*accuracies.values(), 0.7]) + noise}, _CLIENTS)
     measures = {"accuracy": Measure("accuracy", Unit.SHARE, True)}

@@ -20,7 +20,8 @@ from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import Measure
 from tff_agnostic.tasks.task import Task
 
-# Commas, quotes, line breaks, slashes, a name that ends like another, names of our own columns.
+# Names with commas, quotes, line breaks and slashes, a name that ends like another, and names of
+# our own columns.
 AWKWARD_NAMES = ("a/b", "b", 'c, "d"', "e\nf", "$\\g", "_h", "loss", "all", "..", "x|y", "a_b")
 
 QUANTITIES = OrderedDict(

@@ -128,7 +128,7 @@ def test_resume_command_starts_the_installed_program(monkeypatch, tmp_path):
     assert actual == [sys.executable, "-m", "tff_agnostic.binaries.train", *_GO_ON]
 
 
-# --- Pages of --help
+# --- Commands print pages with --help
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_help_is_requested_by_its_flags(arguments, expected):
     assert asks_for_help(arguments) == expected
 
 
-# --- Signals that request a stop
+# --- Signals request a stop
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_stop_request_interrupts_at_the_next_check(handled):
     assert resumed.signal_number == signal.SIGTERM
 
 
-# --- Progress lines of rounds
+# --- Rounds print progress lines
 
 
 _NAMES = ("phone", "tablet")
@@ -320,7 +320,7 @@ def test_progress_prints_lines_without_a_terminal(capsys):
     ]
 
 
-# --- Numbered run folders
+# --- Run folders are numbered
 
 
 def _used(runs: Path, *names: str) -> None:

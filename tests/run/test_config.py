@@ -72,7 +72,7 @@ def test_shared_flag_has_one_type_and_help():
             assert (flag.kind, flag.help("")) == (defined.kind, defined.help("")), flag.name
 
 
-def test_only_client_limits_are_in_several_parts():
+def test_only_client_limits_belong_to_several_option_kinds():
     kinds: dict[str, set[str]] = {}
     limits = {flag.name for flag in option_flags(ClientLimits, prefix="limit_")}
     for kind, _, options in [("run", "", RunConfig), *registered_settings()]:
@@ -134,7 +134,7 @@ def test_task_defaults_are_run_flags():
         assert set().union(*entry.settings_by_algorithm.values()) <= set(_BY_FLAG)
 
 
-# --- Methods of --arms and --algorithms
+# --- --arms and --algorithms define methods
 
 
 def _arms(text: str) -> dict[str, Arm]:
@@ -223,7 +223,7 @@ def test_expected_counts_respect_the_limits(settings, cut):
     np.testing.assert_allclose(algorithm.problem.expected_counts, expected, rtol=1e-12, atol=1e-5)
 
 
-def test_turns_expected_counts_match_their_cohorts():
+def test_expected_counts_match_cohorts_that_take_turns():
     """50 clients do not fill two cohorts of 30, so that one cohort has all clients."""
     given = {"algorithm": "fed_avg", "cohort_sampling": "turns"}
     for in_turns, in_round in ((30, 50), (25, 25), (20, 25), (10, 10)):

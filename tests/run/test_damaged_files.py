@@ -59,7 +59,7 @@ def test_invalid_fingerprint_names_its_file(folder, content):
 
 
 @pytest.mark.parametrize("cell", ["9" * 200_000, '"' + "9,\n" * 100_000], ids=["number", "quote"])
-def test_error_for_endless_metrics_cell_names_the_file(folder, cell):
+def test_error_about_unterminated_metrics_cell_names_the_file(folder, cell):
     header, row, *rows = folder.metrics.read_text().splitlines()
     round_num, _, others = row.split(",", 2)
     folder.metrics.write_text("\n".join([header, f"{round_num},{cell},{others}", *rows]))

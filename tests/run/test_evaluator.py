@@ -199,7 +199,7 @@ def test_only_plain_sums_resample_clients(task, cohort_runtime, weights):
     assert report.classes.counts == dict(zip(("a", "b"), table.sum(axis=2).tolist()))
 
 
-def test_check_readable_reads_evenly_spaced_clients():
+def test_readability_check_reads_evenly_spaced_clients():
     clients = mock.Mock(client_ids=[f"{k:02d}" for k in range(21)])
     check_readable(clients, 5)
     ids = [call.args[0] for call in clients.read.call_args_list]

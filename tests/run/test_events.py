@@ -38,7 +38,7 @@ def _mean(predictions: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(predictions, axis=-1)
 
 
-def test_model_that_starts_finite_has_diverged():
+def test_model_that_was_finite_before_training_has_diverged():
     assert _message() == (
         "round 3: the model has diverged: no client's numbers could be used (those of 4 "
         "of 5 clients are not finite); lower the learning rate of the clients or of the server"
@@ -63,7 +63,7 @@ def test_model_that_starts_finite_has_diverged():
         ),
     ],
 )
-def test_quantity_that_starts_infinite_is_named(changed, what):
+def test_quantity_that_is_infinite_before_training_is_named(changed, what):
     assert _message(**changed) == (
         "round 3: no client's numbers could be used (those of 4 of 5 clients are not finite): with "
         f"the weights before any training, {what} is not finite either; look at the model, its "
@@ -89,7 +89,7 @@ def test_skipped_rounds_name_the_learning_rates():
     assert skipped_rounds(["rounds"]).endswith("was not")
 
 
-# --- Settings that a resumed run inherits, and differences that it must not have
+# --- A resumed run inherits settings, and must not change some of them
 
 
 _EARLIER = resolve(
@@ -178,7 +178,7 @@ def test_changeable_settings_are_reported(flag):
     assert settings_changes(_EARLIER, _EARLIER) == []
 
 
-# --- Remarks about the data before the first round
+# --- Remarks about the data precede the first round
 
 
 def _clients(**domain_ids):

@@ -234,7 +234,7 @@ def test_evaluation_has_the_adjacency_of_training(task, training, sensitivity):
     assert composed.epsilon(5, 2) > max(composed.epsilon(5, 0), alone)
 
 
-def test_statement_counts_clients_in_both_splits(task):
+def test_statement_includes_clients_in_both_splits(task):
     assert _private(task, 1.0).num_shared == len({*task.train.client_ids} & {*task.test.client_ids})
     clients = {"one": task.test.read(task.test.client_ids[0])}
     apart = dataclasses.replace(task, train=InMemoryClients(clients))

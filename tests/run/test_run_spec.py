@@ -161,7 +161,7 @@ def test_rejects_invalid_values():
         from_flags({**flags, "algorithm": "fedavg"})
 
 
-def test_max_examples_limits_training_clients_only():
+def test_limit_of_examples_applies_to_training_clients_only():
     whole = resolve("toy_regression", {}, {"num_clients": 3}).load_task()
     task = resolve("toy_regression", {"max_examples": 2}, {"num_clients": 3}).load_task()
     assert list(task.train.client_ids) == list(whole.train.client_ids)
@@ -177,7 +177,7 @@ def test_max_examples_limits_training_clients_only():
         }
 
 
-# --- Settings from a command line
+# --- A command line gives the settings of a run
 
 
 def _parse(*arguments: str) -> RunSettings:
@@ -211,7 +211,7 @@ def test_command_line_can_repeat_every_run(task):
     assert _parse(*arguments) == spec
 
 
-# --- Noise keys, and the cohorts that derive from them
+# --- Private cohorts derive from noise keys
 
 
 _IDS = [f"{k:03d}" for k in range(200)]

@@ -44,7 +44,7 @@ def block(part: str) -> str:
 
 
 def shoppers(folder: Path, **options: Any) -> Task:
-    """Writes the page's table and model to a folder; returns their task."""
+    """Writes the documentation's table and model file to a folder; returns their task."""
     (folder / "table.py").write_text(
         block('shoppers.csv", "w"').replace("shoppers.csv", str(folder / "shoppers.csv"))
     )
@@ -90,7 +90,7 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 
 def as_x(folder: Path) -> NDArray[np.float32]:
-    """Returns x of the predicted rows, computed as the documentation describes."""
+    """Returns the array x of the rows to predict, computed as the documentation describes."""
     training = load_store(folder / "shoppers.sqlite").client_counts("train")
     rows = _rows(folder)
     training_rows = [row for row in rows if row["shopper"] in training]

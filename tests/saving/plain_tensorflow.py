@@ -79,7 +79,7 @@ def main(folder: Path) -> None:
             inputs = dict(file)
         for ending, load in LOADERS.items():
             for path in sorted(case.glob(f"*{ending}")):
-                # Keras 2 hangs on a nested model of Keras 3.
+                # Keras 2 hangs when it loads a nested model that Keras 3 saved.
                 if "_keras3." in path.name and keras.__version__ < "3":
                     continue
                 np.savez(f"{path}.npz", **load(path, inputs))

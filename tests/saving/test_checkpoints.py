@@ -117,7 +117,7 @@ def test_damaged_checkpoints_are_skipped_with_warnings(tmp_path, warnings, how):
     assert str(_path(tmp_path, 2)) in message
 
 
-def test_load_ignores_other_files(tmp_path, warnings):
+def test_load_ignores_files_that_are_no_checkpoints(tmp_path, warnings):
     checkpoints = _save(tmp_path, 2)
     _path(tmp_path, 9).mkdir()
     (tmp_path / ".round_00000004.npz.77.tmp").write_bytes(b"half")
@@ -130,7 +130,7 @@ def test_load_ignores_other_files(tmp_path, warnings):
     assert _path(tmp_path, 9).is_dir()
 
 
-def test_save_removes_later_damaged_checkpoints(tmp_path, warnings):
+def test_save_removes_damaged_checkpoints_of_later_rounds(tmp_path, warnings):
     _save(tmp_path, 2, 9)
     _damage(_path(tmp_path, 9), "garbage")
     checkpoints = CheckpointFolder(tmp_path, keep=1)
@@ -149,10 +149,10 @@ def test_checkpoint_of_another_state_raises(tmp_path, other):
     assert message.endswith("), found float32[], float64[0], int32[], float32[3, 2], float32[]")
 
 
-def test_checkpoint_restores_models_without_the_state(tmp_path):
+def test_models_can_be_restored_without_the_state(tmp_path):
     template = ModelWeights([np.zeros([3, 2], np.float32)], [np.float32(0)])
     weights = ModelWeights([np.full([3, 2], 5, np.float32)], [np.array(1, np.float32)])
-    # The average has one array of its own and one of the state.
+    # One array of the average is its own; the other is an array of the state.
     average = ModelWeights([weights.trainable[0] / 2], weights.non_trainable)
     # Other arrays precede the model in the state.
     state = ({"more": np.zeros([4])}, weights)
@@ -190,7 +190,7 @@ def test_checkpoint_restores_models_without_the_state(tmp_path):
         ),
     ],
 )
-def test_read_checkpoint_rejects_other_archives(tmp_path, arrays, message):
+def test_read_checkpoint_rejects_archives_without_a_checkpoint(tmp_path, arrays, message):
     path = tmp_path / "a.npz"
     assert golden.refusal(read_checkpoint, path) == f"{path}: expected a checkpoint, found none"
     np.savez(path, **arrays)

@@ -35,7 +35,7 @@ def test_documented_scripts_predict_raw_rows(tmp_path):
     model = handed_over.hand_over(folder)
     ask_plain_tensorflow(tmp_path)
     x = handed_over.as_x(folder)
-    # Some rows lack the age, some the device.
+    # Some rows have no age, and some have no device.
     assert len(set(x[:, 3])) == len(set(x[:, 4])) == 2
     scores = np.asarray(model.predict(x), np.float64)
     assert np.ptp(scores) > 0.1
@@ -76,7 +76,7 @@ def test_model_card_describes_the_columns(tmp_path):
 
 
 def _store_model(store: Store, encoding: str) -> tuple[TrainedModel, Any]:
-    """Returns a model that has only the spec of a store's inputs, and x of client a."""
+    """Returns (a model that has just the spec of a store's inputs, client a's x)."""
     inputs = StoredInputs(store, encoding)
     only_spec: Any = SimpleNamespace(example_spec={"x": inputs.spec})
     columns = store.columns("train", "a", inputs.features)
@@ -161,7 +161,7 @@ def test_model_card_has_text_column_and_rule(tmp_path):
 
 
 @pytest.mark.nightly
-def test_private_run_reports_its_exact_statistics(tmp_path):
+def test_private_run_reports_statistics_outside_of_epsilon(tmp_path):
     task = handed_over.shoppers(tmp_path)
     settings = {
         "algorithm": "fed_avg",

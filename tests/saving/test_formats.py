@@ -97,9 +97,9 @@ _CASES: dict[str, Callable[[], tuple[Model, Any]]] = {
     "text_lstm": lambda: _texts("lstm"),
 }
 _USUAL = ("own_recurrent_layers", "two_inputs", "keyboard_cifg", "text_mean", "emnist_cnn")
-# Models with layers of their own, which Keras cannot load without their code.
+# Models with their own layers: Keras cannot load them without the layers' code.
 _NOT_PLAIN_KERAS = ("tied_embedding", "tied_variable", "weights_in_lists", "unigram")
-# The cases that cover each task's models; for `custom` any model of the zoo.
+# Names of the cases that cover each task's models; a `custom` task can have any model of the zoo.
 _MODELS = {
     "digits": ["logistic_regression"],
     "toy_regression": ["toy_regression"],
@@ -121,7 +121,7 @@ def _trained(model: Model) -> TrainedModel:
     rng = np.random.default_rng(1)
     weights = ModelWeights(
         [w + rng.normal(scale=0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[0]],
-        # Some of these are variances, which must stay positive.
+        # Some of the weights are variances, which must stay positive.
         [w + rng.uniform(0, 0.3, size=w.shape).astype(w.dtype) for w in model.initial_weights[1]],
     )
     return TrainedModel(model, weights, ("no", "perhaps", "yes"), _WORDS)
@@ -289,14 +289,14 @@ class _Wrapper(tf.keras.layers.Wrapper):
         return self.layer(inputs)
 
 
-# --- Comparisons of saved files with the run's model
+# --- Saved files are compared with the run's model
 
 
 _NUM_EXAMPLES = 6
 
 
 def _check(bias: float, change: Callable[[np.ndarray], Any], source: str = TEST) -> FileCheck:
-    """Checks a saved file with changed scores; `bias` is the model's bias of the first class."""
+    """Checks a saved file whose scores are changed; `bias` is added to the first class's bias."""
     examples = {
         "x": np.ones([_NUM_EXAMPLES, 2], np.float32),
         "y": np.array([0, 1, 2] * 2, np.int32),
@@ -387,7 +387,7 @@ def test_non_finite_metrics_are_null() -> None:
     json.dumps(dataclasses.asdict(check), allow_nan=False)
 
 
-# --- Keras files of a run
+# --- A run writes Keras files
 
 
 @pytest.mark.parametrize("name", ["dense", "nested", "frozen_normalization", "attention"])
@@ -438,7 +438,7 @@ def test_ensemble_predictors_are_separate_files(tmp_path: Path) -> None:
 
 
 def test_equal_models_give_equal_keras_files(tmp_path: Path) -> None:
-    """Keras numbers unnamed layers per process, which must not change the file."""
+    """Keras counts a process's unnamed layers; these numbers must not change the file."""
     model = text_classifier(
         TextNetwork("mean", 4), num_classes=3, vocabulary_size=6, sequence_length=5
     )

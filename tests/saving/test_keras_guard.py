@@ -177,7 +177,7 @@ def test_code_in_keras_files_raises_without_running(plain, tmp_path, case):
     make, suffix, message = _CODE[case]
     mark = tmp_path / "mark"
     make(plain, tmp_path / f"model{suffix}", mark)
-    # Saving the model ran the Lambda layer too.
+    # The Lambda layer has already run once, when the model was saved.
     shutil.rmtree(mark, ignore_errors=True)
     assert message in _refused(tmp_path / f"model{suffix}")
     assert not mark.exists()
@@ -191,14 +191,14 @@ def _refused(path: Path) -> str:
 
 
 def _later_config(model: Config) -> None:
-    # Keras 2 cannot read the layers' dtypes of Keras 3.
+    # Keras 2 cannot read the dtypes that Keras 3 writes for layers.
     for layer in model["layers"]:
         layer["config"]["dtype"] = {"module": "keras", "class_name": "LaterPolicy", "config": {}}
 
 
 @pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
-def test_error_about_later_keras_file_has_both_versions(plain, tmp_path, suffix, trust):
+def test_error_about_newer_keras_file_has_both_versions(plain, tmp_path, suffix, trust):
     path, version = tmp_path / f"model{suffix}", "31.10.0"
     if suffix == ".h5":
         _h5(plain, path, _later_config)
@@ -259,7 +259,7 @@ def test_layers_that_access_files_raise(plain, tmp_path, case):
 
 
 def test_circular_layers_raise(plain, tmp_path):
-    """Keras alone would not terminate."""
+    """Without this package's check, Keras would not terminate."""
 
     def wait(config: Config) -> None:
         for name, other in (("p", "q"), ("q", "p")):

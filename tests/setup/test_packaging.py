@@ -50,7 +50,8 @@ def test_version_matches_changelog_and_citation():
 def wheels(tmp_path_factory):
     """The opened wheels of `./run build`: the package's, plan_runner's and fleet's."""
     folder = tmp_path_factory.mktemp("a folder") / "dist"
-    # Simultaneous checks may write caches, and the build downloads uv if it is missing.
+    # These folders may appear: simultaneous checks write caches, and the build downloads a missing
+    # uv.
     caches = {".mypy_cache", ".pytest_cache", ".ruff_cache", ".uv"}
     before = caches | {path.name for path in ROOT.iterdir()}
     subprocess.run([ROOT / "run", "build", folder], check=True, stdin=subprocess.DEVNULL)
@@ -85,7 +86,7 @@ def test_wheel_has_modules_and_configurations_only(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = folder_modules("tff_agnostic")
     expected |= {f"tff_agnostic/{path}" for path in folder_modules("binaries")}
-    # The wheel also has these packages, which can be installed alone.
+    # The wheel includes these two packages, although they can be installed without it.
     expected |= folder_modules("plan_runner") | folder_modules("fleet")
     assert {name for name in names if name.endswith(".py")} == expected
     assert {name.split("/")[0] for name in names} == {"fleet", "plan_runner", "tff_agnostic"}
@@ -230,7 +231,7 @@ def environment(python):
 
 
 @pytest.mark.parametrize("lock", [PACKAGE, DOCS])
-def test_locks_pin_hashes_and_name_no_index(lock):
+def test_locks_have_hashes_and_no_index(lock):
     text = (ROOT / lock).read_text()
     assert "#    ./run lock\n" in text
     assert "://" not in text and "-url" not in text

@@ -154,7 +154,8 @@ def test_only_significantly_far_methods_are_dropped(unit, before, most):
         return Standing(dataclasses.replace(_judged(gain, error).gain, before=before), 0.0)
 
     rows = {
-        # Significantly worse, but so little that another setting may be the best.
+        # This method is significantly worse, but by so little that another of its settings may be
+        # the best.
         "hardly": row(-0.2 * most, 0.01 * most),
         "perhaps": row(-2.0 * most, 0.6 * most),
         "far": row(-2.0 * most, 0.4 * most),
@@ -255,7 +256,7 @@ def test_equal_differences_have_no_interval():
     ("text", "share"),
     [("0.5%", 0.005), ("0", 0.0), (" 3 %", 0.03), *((t, None) for t in ("", "-1%", "nan", "much"))],
 )
-def test_share_is_parsed_or_rejected(text, share):
+def test_text_of_a_share_is_parsed_or_rejected(text, share):
     if share is not None:
         assert parse_share("--x", text) == pytest.approx(share)
         return

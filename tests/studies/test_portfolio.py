@@ -31,7 +31,7 @@ def test_methods_try_equally_many_settings():
         assert len(tried) == len(FACTORS)
         assert tried[0] == {}
         assert {flag for values in tried for flag in values} == set(PORTFOLIO[row])
-        # Equal settings would only be tried once.
+        # If two settings were equal, they would be tried only once.
         assert len({tuple(sorted(entry.items())) for entry in tried}) == len(FACTORS)
         assert [entry.get("client_learning_rate", 0.5) for entry in tried[:3]] == [0.5, 1.0, 0.25]
 

@@ -67,7 +67,7 @@ _CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 @golden.text
 def test_verdicts_have_known_sentences():
     texts = {name: _sentences(*given, **more) for name, (given, more) in _CASES.items()}
-    # A frontier would have no intervals either, and is not suggested.
+    # A frontier is not suggested, because it would have no intervals either.
     alone = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
     # FedAvg's worst domain is a, and ours is b, but not significantly. Domain c gains most.
     other = {
@@ -168,7 +168,7 @@ def test_groups_with_few_clients_are_tied():
 
 
 @pytest.mark.parametrize(("paired", "resampled"), [(False, True), (True, False)])
-def test_unpaired_or_not_resampled_gains_lack_spread(paired, resampled):
+def test_client_spread_needs_paired_and_resampled_trials(paired, resampled):
     rows = {"ours": _row([0.7, 0.7, 0.9], 0.05)}
     rows["theirs"] = _row([0.6, 0.8, 0.9], 0.05, resampled, seeds=(1, 2, 3 if paired else 4))
     actual = gain(_comparison(rows), "ours", "theirs", "a", _ACCURACY)
@@ -195,7 +195,7 @@ def test_shared_sentences_appear_once():
     assert verdicts(_comparison({"ours": rows["ours"]})) == []
 
 
-def test_recommendation_states_values_of_its_model():
+def test_recommendation_has_the_values_of_its_model():
     rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.05), "ours": _row([0.75, 0.7, 0.9], 0.05)}
     comparison = _comparison(rows)
     objective = parse_objective("worst:accuracy", comparison.measures, _NAMES)

@@ -77,7 +77,7 @@ def test_failed_side_is_not_compared(report, workload):
     assert "GFLOP" not in Report("", "", report.machine, "", [failed], None).markdown()
 
 
-# --- Pages in which a command replaces one section
+# --- A command replaces one section of a page
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,7 +109,7 @@ def test_page_without_section_raises_and_stays(path, text):
     assert path.read_text() == text
 
 
-# --- Sizes, data and operations of the workloads
+# --- Workloads have known sizes, data and operations
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_sides_take_turns(tmp_path, monkeypatch):
     assert turns == [*names, *third, *names, *third[:3]]
 
 
-# --- Growth with the number of clients and of rounds
+# --- Seconds and memory may grow with the number of clients or rounds
 
 
 PLAN = ScalePlan(
@@ -119,7 +119,7 @@ def test_cohorts_are_compared_with_the_second_cohort(tmp_path):
 
 
 @pytest.mark.nightly
-def test_memory_growth_is_from_first_to_last_look(tmp_path):
+def test_memory_growth_is_last_look_minus_first_look(tmp_path):
     long_run = measure_scale(Fake("grows"), PLAN, protocol(tmp_path, rounds=1, repeats=1)).long_run
     assert list(long_run.memory_bytes) == [2, 4, 6]
     # Four rounds add 20 MB each.

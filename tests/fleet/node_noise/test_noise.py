@@ -22,14 +22,15 @@ from tests.fleet.secure_aggregation.parties import Fleet
 from tests.plan_runner.refusals import refusal
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
-# Number of values of the first random word's digits; its last bit is the sign.
+# Number of values that the first random word's digits can have; the word's last bit is the sign.
 _UNIT = 1 << 63
 
 
 def _probabilities(variance: Fraction, count: int) -> list[tuple[Fraction, Fraction]]:
     """Returns bounds of exp(-v) I_k(v), k = 0, 1, ..., from power series of fractions.
 
-    All terms are positive. If a term is less than half of the term before it, it bounds the rest.
+    All terms are positive. If a term is less than half of the previous term, it bounds the sum of
+    all later terms.
     """
 
     def series(terms) -> tuple[Fraction, Fraction]:
@@ -73,7 +74,7 @@ def test_noise_table_equals_exact_probabilities(variance):
 
 @pytest.mark.parametrize("size", [0, 2, 7])
 def test_further_random_words_decide_ties(size):
-    """The second word holds the next digits of P(|X| <= m): smaller words give m, larger m + 1."""
+    """The second word holds further digits of P(|X| <= m): smaller words give m, others m + 1."""
     variance = Fraction(6)
     bounds = _probabilities(variance, size + 1)
     low = bounds[0][0] + 2 * sum(lower for lower, _ in bounds[1:])
@@ -302,7 +303,7 @@ def test_server_account_resumes_and_stops_at_limit(tmp_path):
     account.charge(b"first", ids[:3])
     account.charge(b"second", ids[1:4])
     assert (account.number, account.epsilon) == (2, _NOISE.epsilon(2))
-    # A process killed while writing has not unmasked a sum.
+    # A process that is killed while it writes a line has not unmasked that line's sum.
     with open(path, "ab") as file:
         file.write(b'{"session": "ab')
     account = UnmaskedSums(path, _NOISE, 2.0)
@@ -310,7 +311,7 @@ def test_server_account_resumes_and_stops_at_limit(tmp_path):
     with pytest.raises(PlanError, match=r"3 sums with one client it would be 2[.]1657") as caught:
         account.charge(b"third", ids[:3])
     assert "\n" not in str(caught.value)
-    # With other clients, each client stays within the limit.
+    # These clients have been in at most one sum each, so another sum stays within the limit.
     account.charge(b"third", [ids[0], ids[3], ids[4]])
     assert [*UnmaskedSums(path, _NOISE).spent(ids)] == [2, 2, 2, 2, 1]
     with pytest.raises(PlanError, match="noise of at least 3 clients"):

@@ -19,7 +19,7 @@ MODULI = [1, 2, 3, 97, 255, 256, 997, 1 << 32, (1 << 32) - 1, 3 << 60, 1 << 62, 
 MODULI += [(1 << 63) + 9, (1 << 64) - 59, (1 << 64) - 1, 1 << 64]
 
 
-# --- Published test vectors
+# --- Primitives match published test vectors
 
 
 def test_derived_keys_equal_rfc_5869():
@@ -79,7 +79,7 @@ def test_missing_cryptography_raises_sum_error(monkeypatch):
         runpy.run_path(primitives.__file__)
 
 
-# --- Shamir's secret sharing
+# --- Shamir's secret sharing hides and reveals secrets
 
 
 def is_prime(number: int) -> bool:
@@ -126,7 +126,7 @@ def test_shares_reveal_the_secret(secret, threshold, holders):
         some = {x: shares[x] for x in generator.sample(points, threshold)}
         assert shamir.combine(some) == secret
         assert by_fractions(some).to_bytes(32, "big") == secret
-        # The polynomial through `some` contains all shares.
+        # The polynomial through the shares `some` passes through all other shares.
         assert all(by_fractions(some, x) == int.from_bytes(shares[x], "big") for x in points)
 
 
@@ -149,7 +149,7 @@ def test_combine_returns_none_beyond_the_largest_secret():
     assert shamir.combine({1: over}) is None
 
 
-# --- Vectors modulo m
+# --- Vectors are added, packed and masked modulo m
 
 
 def vectors(modulus: int, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -37,7 +37,7 @@ def stored_fields(fleet: Fleet, server, number: int) -> dict:
     return SessionFolder(fleet.folder / f"client{number}").read(server.session)[0]
 
 
-# --- Servers that request more than a sum
+# --- Clients refuse servers that request more than a sum
 
 
 def test_one_secret_per_client_is_revealed(fleet):
@@ -463,7 +463,7 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
         yield (
             message[:at] + bytes([message[at] ^ (1 << generator.randrange(8))]) + message[at + 1 :]
         )
-    # Bodies with valid signatures.
+    # These messages have changed bodies, but valid signatures.
     kind = Type(message[7])
     if kind % 2 == 0:
         body = message[72:-64]
@@ -472,7 +472,7 @@ def changes(message: bytes, generator: random.Random, fleet: Fleet, server):
             size = generator.choice([0, 1, 2, len(body) // 2, len(body) - 1])
             yield fleet.forged(1, kind, server.session, body[:size])
             yield fleet.forged(1, kind, server.session, body + bytes(size + 1))
-            # In these bodies, other bits are valid as well.
+            # Bodies of these three types may stay valid when their bits change.
             if kind not in (Type.MASKED, Type.SHARES, Type.KEYS):
                 changed = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
                 yield fleet.forged(1, kind, server.session, changed)

@@ -83,7 +83,7 @@ def test_unmasked_sums_equal_run_plans_secure_sums(tmp_path):
         assert part.packed_bytes == tensor.packed_bytes
 
 
-# --- Clients that vanish
+# --- Sums survive clients that vanish
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -342,7 +342,7 @@ def test_sums_are_exact_with_four_neighbours(tmp_path, monkeypatch):
     fleet.refuses(3, fleet.request(server, 3), pattern)
 
 
-# --- Masked values, which the server receives
+# --- The server receives masked values, which look random
 
 
 def uniformity(values: np.ndarray, modulus: int) -> float:
@@ -391,7 +391,7 @@ def test_masked_values_are_uniform(tmp_path, monkeypatch, modulus):
     np.testing.assert_array_equal(total, fleet.expected(range(4))["sum:0"])
 
 
-# --- Invalid values and plans
+# --- Invalid values and plans raise errors
 
 
 @golden.values

@@ -114,7 +114,7 @@ def test_folder_lists_clients_by_name(tmp_path):
     assert sizes == [("a*[1]", 2), ("ab1", 1)]
 
 
-# --- The kernel of the op ExternalDataset
+# --- The kernel of the op ExternalDataset reads examples
 
 
 _DEFINITION = """
@@ -190,7 +190,7 @@ def test_kernel_problem_reports_the_reason(monkeypatch, tmp_path):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-# --- Examples from a store
+# --- Examples from a store get the plan's names
 
 
 def _int(value: int) -> tf.train.Feature:
@@ -212,5 +212,5 @@ def test_store_examples_are_renamed_for_the_plan():
     assert converted("c", y=_int(2), domain_id=_int(0)) == {"y": [2], "domain_id": [0]}
     with pytest.raises(PlanError, match=r"^ann, example 3: expected one of .*, a, b, found 'c'$"):
         converted("c")
-    # Invalid examples are left to `check_example`.
+    # Invalid examples stay unchanged, because `check_example` rejects them later.
     assert convert_example(b"\xff\xff", kinds, ["a"], "ann") == b"\xff\xff"

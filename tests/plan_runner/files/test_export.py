@@ -105,10 +105,10 @@ def test_open_export_rejects_invalid_manifests(folder, content):
     assert refused(folder).startswith("manifest.json: expected ")
 
 
-# --- Files that claim false sizes
+# --- Files that claim false sizes raise errors
 
 
-def test_read_arrays_equals_numpy(tmp_path):
+def test_arrays_read_from_archives_equal_numpys(tmp_path):
     half = tf.bfloat16.as_numpy_dtype
     arrays = {
         "server/0": np.arange(6, dtype=np.float32).reshape(2, 3),

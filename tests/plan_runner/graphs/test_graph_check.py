@@ -106,7 +106,7 @@ def test_paths_of_the_plan_are_accepted():
         lambda: restore(path("in") + "/../other"),
         lambda: restore(tf.where(True, path("in"), "/etc/passwd")),
         lambda: restore(tf.compat.v1.placeholder_with_default("/etc/passwd", [], "other")),
-        # TensorFlow could feed another path to an op between placeholder and file op.
+        # TensorFlow could feed another path to an op between the placeholder and the file op.
         lambda: restore(tf.identity(path("in"))),
         lambda: restore(tf.compat.v1.placeholder_with_default(path("in"), [])),
     ],

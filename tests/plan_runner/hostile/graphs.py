@@ -133,7 +133,7 @@ def _grows(x: tf.Tensor) -> tf.Tensor:
 
 
 def _doubles(graph: Any) -> None:
-    """Adds 40 functions, each calling the previous function twice, and a call of the last."""
+    """Adds 40 functions, which each call the previous one twice, and a call of the last one."""
     number = tf.float32.as_datatype_enum
 
     def call(node: Any, name: str) -> None:
@@ -180,7 +180,7 @@ GRAPHS = {
     "a part of a later format": Hostile(
         changed("plan.pb", lambda content: content + b"\x52\x00"), "expected only known fields"
     ),
-    # Graphs that raise before they run
+    # The runner rejects these graphs before they run.
     "a file read in a branch of a branch": Hostile(
         _other_plan(on_client=_nested_read), "ReadFile is refused", Stage.UNPLAYED
     ),

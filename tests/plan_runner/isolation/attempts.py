@@ -83,7 +83,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "leaves its session": lambda: os.setsid(),
         "outlives its parent": lambda: _prctl(_PR_SET_PDEATHSIG, 0),
         "raises its limits": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
-        # Sockets and other system calls
+        # These attempts open sockets or make other system calls.
         "opens a socket": lambda: socket.socket(),
         "opens a local socket": lambda: socket.socket(socket.AF_UNIX),
         "opens two sockets": lambda: socket.socketpair(),
@@ -98,7 +98,8 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "measures the machine": lambda: _call(298, 0, 0, -1, -1, 0),
         "types into a terminal": lambda: fcntl.ioctl(0, _TIOCSTI, b"x"),
         "calls by the numbers of x32": lambda: _call(0x40000000 | 39),
-        # Allowed attempts; neither Landlock nor the system call filter restricts the first two
+        # These attempts are allowed. Neither Landlock nor the filter of calls restricts the first
+        # two.
         "may see the size of a file": lambda: os.stat(outside),
         "may ask for rights to a file": lambda: _check_access(outside),
         "may write its own files": lambda: (scratch / "file").write_text("x"),

@@ -176,14 +176,14 @@ def test_invalid_side_channels_raise(message, error):
         read_side_channel("a:0", message, "here")
 
 
-# --- Metrics among the outputs of a round
+# --- A round's outputs include its metrics
 
 
 _METRICS = {"m/one": np.asarray(np.float32(0.5)), "m/two": np.array([3, 4])}
 _OUTPUTS = {"m/one": np.float32(0.5), "m/two/0": np.int64(3), "m/two/1": np.int64(4)}
 
 
-def test_check_metrics_returns_other_outputs():
+def test_check_metrics_returns_outputs_that_are_no_metrics():
     outputs = {**_OUTPUTS, "m/two/all": 7}
     assert check_metrics(_METRICS, outputs, ["m/one", "m/two"], "here") == {"m/two/all": 7}
     assert check_metrics(_METRICS, {}, ["m/one", "m/two"], "here") == {}

@@ -25,7 +25,7 @@ SETTINGS = {
     "lambda_learning_rate": 0.5,
     "window": 3,
     "evaluate_every": 2,
-    # The number of rounds is not a multiple of this.
+    # The number of rounds is not a multiple of this period.
     "checkpoint_every": 3,
     "keep_checkpoints": 3,
 }

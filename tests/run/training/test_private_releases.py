@@ -312,7 +312,7 @@ def test_ledger_drops_incomplete_line(tmp_path, left):
     assert len(path.read_bytes().splitlines()) == 2
 
 
-def test_ledger_counts_equal_releases_once(tmp_path):
+def test_equal_releases_count_once_in_the_ledger(tmp_path):
     path = tmp_path / "releases.jsonl"
     ledger = ReleaseLedger(path)
     release = Release(4, "ten clients", "noise", "sums", 2)

@@ -72,7 +72,8 @@ def test_extended_run_evaluates_the_sample_again(cohort_runtime, tmp_path):
     whole, longer, killed = (tmp_path / name for name in ("whole", "longer", "killed"))
     sampled = {"evaluation_clients": 2}
     train(cohort_runtime, whole, **sampled)
-    # The shorter run evaluates round 4, its last, on all clients, and the whole run on two.
+    # Round 4 is the shorter run's last one, so this run evaluates it on all clients; the whole run
+    # evaluates it on two.
     train(cohort_runtime, longer, rounds=4, **sampled)
     overall = (longer / "metrics.csv").read_bytes()
     assert not (whole / "metrics.csv").read_bytes().startswith(overall)
@@ -115,7 +116,7 @@ def test_each_evaluation_runs_once(cohort_runtime, whole, tmp_path):
             return types.SimpleNamespace(for_each=counted)
 
     train(Counting(), tmp_path, evaluation_clients=2)
-    # Rounds 2, 4, 6 and 7 are evaluated; so is the initial model, as a lambda ends near 0.
+    # Rounds 2, 4, 6 and 7 are evaluated, and so is the initial model, because a lambda ends near 0.
     assert evaluated[:3] == [2, 2, 2]
     assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
 

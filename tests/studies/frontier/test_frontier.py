@@ -80,7 +80,7 @@ def test_figure_of_two_domains_is_a_curve():
     axes, colors = figure(_frontier(("a", "b"))).axes
     assert colors.get_ylabel() == "weight of a in fixed mixtures"
     curve = axes.lines[0]
-    # The curve leads from b alone to a alone.
+    # The curve leads from the mixture that is only b to the mixture that is only a.
     np.testing.assert_allclose(curve.get_xdata()[[0, -1]], [50, 90])
     np.testing.assert_allclose(curve.get_ydata()[[0, -1]], [90, 50])
     assert {
@@ -195,7 +195,7 @@ def _judge(means, fed_avg, agnostic, higher_is_better=True, margin=0.02):
             {"higher_is_better": False},
             ("FOUND", "m1", ("agnostic",), ("fed_avg",), ()),
         ),
-        # Mixtures without a counted domain.
+        # These mixtures have no domain that is counted.
         ([0.6, math.nan, 0.7], (0.6, 0.7), {}, ("FOUND", "m2", ("agnostic",), ("fed_avg",), ())),
         ([math.nan, 0.7], (0.6, 0.7), {}, ("UNKNOWN", "m0", (), (), ())),
     ],

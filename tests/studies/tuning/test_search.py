@@ -128,7 +128,7 @@ _ODD = "1*a+b): c"
 @pytest.mark.parametrize(
     ("text", "value", "higher"),
     [
-        # The smallest accuracy is the worst one, and the largest loss.
+        # The worst accuracy is the smallest one, and the worst loss is the largest one.
         ("worst", 0.6, True),
         ("worst:loss", 0.9, False),
         ("overall", 0.8, True),
@@ -186,7 +186,7 @@ def test_invalid_objective_raises_user_error(case):
     return str(e.value)
 
 
-# --- Methods, and flag files for `train` and `compare`
+# --- Searches have methods, and write flag files for `train` and `compare`
 
 
 _SEARCH = (
@@ -222,7 +222,7 @@ def _arms(search=_SEARCH, *flags):
 def _expected(arm, sampled):
     """Returns the run of a trial on the test split with seed 0.
 
-    Fixed domain weights have no learning rate, which is omitted.
+    Fixed domain weights have no learning rate, so the run omits it.
     """
     spec = arm.spec({f: v for f, v in sampled.items() if f != "lambda_learning_rate"}, 0)
     return dataclasses.replace(spec, task_options={**spec.task_options, "heldout_share": 0.0})

@@ -303,7 +303,7 @@ def test_values_missing_in_first_trial_are_sampled(tmp_path):
     assert 0.01 <= first["client_learning_rate"] <= 1
 
 
-# --- Reports between rounds, and early ends
+# --- Trials report between rounds, and may end early
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_trials_worse_than_median_end_after_warm_up(losses):
     assert losses.trials("one", (TrialState.PRUNED,))[0].value == 3.5
 
 
-# --- Rejected trials, and tables
+# --- Some trials are rejected, and tables list the trials
 
 
 def _outcome(tmp_path, first, *flags, objective=_LOSS, result=None):
