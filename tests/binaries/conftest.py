@@ -21,7 +21,7 @@ def call(cohort_runtime: CohortRuntime, request: pytest.FixtureRequest) -> Calle
 
 @pytest.fixture(scope="session")
 def call_that_draws(cohort_runtime: CohortRuntime) -> Caller:
-    """A caller that also draws the figures of pages."""
+    """A caller like `call`, except that it draws the figures of pages."""
     return Caller({"cohort": cohort_runtime}, draws=True)
 
 

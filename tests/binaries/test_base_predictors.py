@@ -68,7 +68,7 @@ def test_run_reports_sent_bytes_and_alpha(trained):
 
 
 @pytest.mark.nightly
-def test_boosting_resumes_with_moved_predictors(call, trained):
+def test_boosting_run_resumes_with_moved_predictors(call, trained):
     shorter = [*_BOOST, "--rounds=2", "--output_dir=short"]
     call.ok(train, *shorter)
     (trained / "moved.npz").write_bytes((trained / "p.npz").read_bytes())

@@ -137,7 +137,7 @@ def test_signal_in_last_trial_keeps_results(call, folder):
 
 
 @pytest.mark.nightly
-def test_overrides_reach_methods_and_notes_are_shared(call, folder):
+def test_overrides_reach_methods_and_methods_share_notes(call, folder):
     flags = ("--rounds=1", "--output_dir=runs", "--window=7", "--max_examples=3")
     rates = {"fed_avg": 0.5, "agnostic_fed_avg": 0.25}
     override = [f"--override={name}:client_learning_rate={rate}" for name, rate in rates.items()]

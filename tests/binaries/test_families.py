@@ -39,7 +39,7 @@ def test_files_have_every_conformity_level(family):
 
 
 @pytest.mark.nightly
-def test_family_resumes_to_the_same_bytes(call, folder, family):
+def test_run_of_a_family_resumes_to_same_bytes(call, folder, family):
     for more in (["--rounds=1"], ["--rounds=2", "--resume"]):
         call.ok(train, *_FAMILY, *more, "--output_dir=run")
     for name in ("metrics.csv", "result.json"):

@@ -34,7 +34,7 @@ def test_fleet_matches_run_plan_and_imports_back(call: Caller, tmp_path):
     call.ok(export, *_DIGITS, *kind)
     (tmp_path / "clients/cohorts.txt").rename(tmp_path / "cohorts.txt")
     fleet = Fleet(tmp_path / "fleet", tmp_path / "export" / "plan", tmp_path / "clients")
-    # Nodes need no state, which may contain the key of the server's noise.
+    # Nodes get no state: they do not need it, and it may contain the key of the server's noise.
     node_plan = tmp_path / "of_nodes"
     shutil.copytree(fleet.export, node_plan)
     (node_plan / "server_state.ckpt").unlink()

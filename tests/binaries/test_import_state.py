@@ -37,7 +37,7 @@ _PARTS = {"daf": "plain", "secure": "secure"}
 
 @pytest.fixture(scope="module", params=usually(["daf"], _PARTS))
 def loop(request, call: Caller, tmp_path_factory) -> Path:
-    """A folder with the simulated run `whole`, and `back`, imported after the fleet's rounds."""
+    """A folder with the simulated run `whole`, and the run `back`, imported from the fleet."""
     folder = tmp_path_factory.mktemp(f"loop_{request.param}")
     saved = [f"--checkpoint_every={_ROUNDS}", "--keep_checkpoints=3"]
     sums = f"--aggregation={_PARTS[request.param]}"

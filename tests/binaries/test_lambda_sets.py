@@ -33,7 +33,7 @@ def _last_lambda(folder) -> np.ndarray:
 
 
 @pytest.mark.nightly
-def test_box_bounds_lambda_and_worst_mixture(call, folder):
+def test_lambda_and_worst_mixture_stay_within_the_box(call, folder):
     box = "--lambda_set=box:lower=0.1,upper=0.4"
     outcome = call.ok(train, *_RUN, *box, "--lambda_learning_rate=10")
     lambda_ = _last_lambda(folder / "run")
@@ -47,7 +47,7 @@ def test_box_bounds_lambda_and_worst_mixture(call, folder):
 
 
 @pytest.mark.slow
-def test_hull_resumes_with_its_file(call, folder):
+def test_run_with_a_hull_resumes_with_its_file(call, folder):
     mixtures = folder / "mixtures.json"
     mixtures.write_text(json.dumps(_MIXTURES))
     call.ok(train, *_RUN, *_HULL)

@@ -98,7 +98,7 @@ def _lines(run: Path) -> list[str]:
 
 @pytest.mark.nightly
 def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments, monkeypatch):
-    # This process may use three processor cores.
+    # The patched process may use three processor cores.
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     arguments = (*_ADULT, "--output_dir=run")
@@ -114,7 +114,7 @@ def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments
             for k in range(2)
         ]
         assert [config["seed"] for config in configs] == [0, 1]
-        # JSON has lists instead of tuples.
+        # In config.json, tuples have become lists.
         settings = json.loads(json.dumps(dict(EXPERIMENTS["adult"].arms[arm].settings)))
         assert configs[0].items() >= settings.items()
     compared = read_json(adult / "run" / "compare.json")

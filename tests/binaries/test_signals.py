@@ -48,7 +48,7 @@ def _rows(path: Path) -> int:
 def test_killed_run_leaves_no_process_and_resumes(folder, call, runtime):
     if runtime == "ray":
         pytest.importorskip("ray")
-    # Rounds of other runtimes are slower.
+    # Rounds of the other runtimes are slower, so there are fewer.
     rounds = 120 if runtime == "cohort" else 50
     arguments = later_values((*_FLAGS, f"--runtime={runtime}", f"--rounds={rounds}"))
     with Process(python_module("train", *arguments, "--output_dir=run"), folder) as process:

@@ -19,7 +19,7 @@ def test_files_keep_awkward_domain_names(call, folder):
     call.ok(train, *_FLAGS)
     result = read_json(folder / "run" / "result.json")
     assert set(result["domains"]) == set(result["domain_weights"]) == set(AWKWARD_NAMES)
-    # Resuming reads metrics.csv, from which curves are drawn.
+    # A resumed run reads metrics.csv, and draws curves from it.
     before = tree(folder / "run")
     call.ok(train, *_FLAGS, "--resume")
     for name in ("metrics.csv", "result.json", "page.json"):

@@ -43,7 +43,7 @@ def _weights(run: Path) -> np.ndarray:
     return newest_checkpoint(run / "checkpoints").leaves[0]
 
 
-# The fixture `trained` runs the cohort runtime with plain sums.
+# The cases omit the cohort runtime with plain sums, because the fixture `trained` uses them.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("runtime", "aggregation"),

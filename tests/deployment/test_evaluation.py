@@ -24,7 +24,7 @@ _DOMAINS = ("a", "b", "c")
 
 @pytest.fixture(scope="module")
 def evaluated(exported):
-    """Returns a function that exports an evaluation; shared metrics make exports cacheable."""
+    """Returns a function that exports an evaluation; sharing the metrics allows caching exports."""
     metrics = {
         name: EvaluationMetrics(KINDS[name].model(), _WORST_MIN_EXAMPLES, _PERCENTILES)
         for name in ("logistic", "lstm")
@@ -119,7 +119,7 @@ def _close(actual, expected):
 
 
 @pytest.mark.parametrize("grid", [LinearGrid(2.0, 11), LogGrid(1e-2, 1e2, 9)])
-def test_plan_quantiles_equal_report_quantiles(grid):
+def test_plan_has_the_same_quantiles_as_report(grid):
     rng = np.random.default_rng(0)
     histograms = rng.integers(0, 3, size=[20, grid.num_bins])
     histograms[0] = 0

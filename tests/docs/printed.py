@@ -64,7 +64,7 @@ def _is_kind(kind: str) -> bool:
 
 
 def is_shown(printed: str, shown: str) -> bool:
-    """Whether `shown` is the output `printed`, in which `...` matches any lines."""
+    """Whether `shown` is the output `printed`; `...` in `shown` matches any lines."""
     pattern = re.escape(shown).replace(re.escape(f"{_LEFT_OUT}\n"), "(.*\n)*?")
     return re.fullmatch(pattern, printed) is not None
 

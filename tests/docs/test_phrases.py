@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PAGES += sorted((ROOT / "docs").glob("**/*.md"))
-# Better words, and the banned words in a row, with any characters between them.
+# Keys are better words; values are phrases of banned words, with any characters between the words.
 PHRASES = {
     "repeat the noun, or whose": ["of which"],
     "anyone who, the server, you": ["whoever", "who has fetched them can"],

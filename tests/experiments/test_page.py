@@ -70,7 +70,8 @@ def comparison(tmp_path) -> Comparison:
 
 
 def test_table_compares_our_numbers_with_the_paper(comparison):
-    # Columns: all examples, the experiment's domains, the data's other domains, the difference.
+    # The columns show all examples, the experiment's domains, the data's other domain and the
+    # difference.
     table = pages.table(_EXPERIMENT, comparison, "accuracy")
     names = [name for name in table.columns[1:] if name != "paper"]
     assert names == ["all", "phone", "watch", "tablet", "difference"]

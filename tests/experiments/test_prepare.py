@@ -26,7 +26,7 @@ def test_raw_files_become_a_store_once(tmp_path, capsys):
     store = load_store(path)
     assert store.description.domains == ("conversations", "documents")
     assert {"train", "test"} <= set(store.splits())
-    # Words are in capitals, and there is no punctuation.
+    # The store's words are in capitals, and include no punctuation.
     assert "THE" in store.vocabulary() and not {"the", "The", "."} & {*store.vocabulary()}
     before = path.stat().st_mtime_ns, store.digest()
     prepare(_RAW, raw, path)

@@ -54,7 +54,7 @@ _SUMS = b"sums of clients without noise"
 
 
 class _Player:
-    """A stand-in for a player, whose states count rounds."""
+    """A stand-in for a player; its states count the rounds."""
 
     about = About("training", (), None, 0)
 
@@ -257,7 +257,7 @@ def test_cohorts_are_unpredictable(served, monkeypatch):
     assert cohorts[0] != cohorts[1]
 
 
-def test_tree_plan_spaces_rounds_of_a_node(served):
+def test_tree_plan_leaves_space_between_a_nodes_rounds(served):
     fleet = served(_SPACED, 12, 6)
     fleet.run(3)
     fleet.run(6)

@@ -165,7 +165,7 @@ def test_journal_resumes_after_each_step(tmp_path):
     row = {"round": 1, "clients": 2, "metrics": {"loss": [0.5, None], "n": 3}}
     journal.finish(1, b"after", row, {"clients": 2})
     state_folder.close()
-    # A server killed while writing leaves an incomplete line.
+    # A server that is killed while it writes leaves an incomplete line.
     with open(tmp_path / "rounds.jsonl", "ab") as file:
         file.write(b'{"event": "beg')
     state_folder, journal = open_journal(tmp_path)
@@ -199,7 +199,7 @@ def test_journal_without_plan_raises_and_keeps_the_state(tmp_path):
     begun = (tmp_path / "rounds.jsonl").read_bytes()
     (tmp_path / "rounds.jsonl").write_bytes(b"")
     state_folder.close()
-    # A server killed before it wrote the plan's event leaves the initial state.
+    # If a server is killed before it writes the plan's event, the initial state is left.
     state_folder, journal = open_journal(tmp_path)
     journal.begin(1, StartedRound(b"s" * 32, ("a", "b")))
     state_folder.close()

@@ -32,7 +32,7 @@ def _counts(labels, bins):
     return np.stack([np.bincount(bins[labels == k], minlength=_BINS) for k in (0, 1)])
 
 
-def test_area_matches_auc_with_ties(scored):
+def test_area_with_ties_matches_auc(scored):
     labels, bins = scored
     area = area_under_curve(_counts(labels, bins))
     ours, others = bins[labels == 1][:, np.newaxis], bins[labels == 0]
@@ -79,7 +79,7 @@ def test_constant_accuracy_is_the_largest_share():
         counts, {"en": 0.942, "es": 0.9, "none": None, "one class": 0.5}
     )
     assert result == {"en": (0.942, 0.945)}
-    # By rounding, the mean of three accuracies of 0.8 is above 0.8.
+    # Because of rounding, the mean of three accuracies of 0.8 is above 0.8.
     mean = np.mean([0.8] * 3)
     assert mean > 0.8 and list(no_better_than_majority({"a": [8, 2]}, {"a": mean})) == ["a"]
     assert majority_sentence(result, 4) == (

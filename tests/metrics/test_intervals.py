@@ -58,7 +58,7 @@ def test_percentile_lies_between_order_statistics(total, q):
     assert actual == ((low, high) if low >= 1 and high <= total else None)
 
 
-def test_small_tail_has_no_interval():
+def test_tail_with_few_clients_has_no_interval():
     assert superquantile_interval(np.arange(99.0), np.ones(99), 0.1, True) is None
     assert superquantile_interval(np.arange(100.0), np.ones(100), 0.1, True) is not None
 

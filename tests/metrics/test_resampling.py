@@ -107,7 +107,7 @@ def test_small_differences_between_large_values_have_intervals():
     assert low < 2e-6 < high
 
 
-def test_clients_alone_have_student_interval():
+def test_one_seed_gives_student_interval_over_clients():
     rng = np.random.default_rng(4)
     gains = rng.normal(1, 1, (1, 15))
     replicates, _ = _replicates(rng, gains, np.ones(15), 50_000)

@@ -290,7 +290,7 @@ def test_default_texts_give_the_default_options(name):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", _CLASSES)
-def test_random_options_equal_options_from_their_texts(name, seed):
+def test_texts_of_random_options_give_equal_options(name, seed):
     rng = np.random.default_rng(seed)
     options, without = _random_options(_CLASSES[name], rng)
     assert without <= _NOT_RANDOM

@@ -71,7 +71,7 @@ def test_curves_connect_known_rounds():
     [
         (Unit.NONE, [np.inf, 9e3, 100.0, 50.0], "linear", 3),
         (Unit.FACTOR, [np.inf, 9e3, 100.0, 50.0], "log", 3),
-        # Within a decade, matplotlib would draw few labels.
+        # On an axis within one decade, matplotlib by itself would draw few labels.
         (Unit.FACTOR, [60.0, 57.0, 56.5, 56.4], "log", 3),
     ],
 )
@@ -92,7 +92,7 @@ def test_factors_have_log_axes(unit, curve, scale, labels):
 def test_series_have_distinct_looks():
     looks = [look(i) for i in range(77)]
     assert len({(style.color, style.marker) for style in looks}) == 77
-    # In black and white, markers must differ.
+    # The first ten looks also differ in black and white, by their markers.
     assert len({style.marker for style in looks[:10]}) == 10
 
 

@@ -130,7 +130,7 @@ def test_thirty_domains_stay_a_small_page(tmp_path):
     first, second = (write_run_report(tmp_path).read_bytes() for _ in range(2))
     assert first == second and len(first) < 1_000_000
     page = Reader(first.decode())
-    # A figure of domains and one of clients per measure, and curves of the loss and lambda.
+    # Each measure has a figure of domains and a figure of clients; the loss and lambda have curves.
     assert len(page.images) == 2 * len(MEASURES) + 2
     seen = ""
     for address in page.images:
@@ -177,7 +177,7 @@ def test_private_run_has_no_exact_counts(tmp_path, without_pictures, evaluation)
     test_note = "Examples of the test clients are not shown: the run is private."
     assert (test_note in text) == bool(evaluation)
     assert ("These counts are exact: no epsilon covers them." in text) == (not evaluation)
-    # Intervals would not cover the noise of a private evaluation.
+    # A private evaluation has no intervals, because they would not cover its noise.
     (table,) = _tables(tmp_path, "accuracy, % (higher")
     assert any("interval" in row[1] for row in table["rows"]) == (not evaluation)
     assert ("Numbers have no intervals" in text) == bool(evaluation)

@@ -106,7 +106,7 @@ def test_large_sample_has_all_clients(task, evaluate, weights, sample):
 
 
 def _evaluations(task, evaluate, sample=None):
-    """Returns the evaluations of a run of 5 rounds, whose states are its models by name."""
+    """Returns the evaluations of a run of 5 rounds; its state is a dict of its models."""
     algorithm = Algorithm(
         name="any",
         problem=Problem.numbered(task.model, task.num_domains),

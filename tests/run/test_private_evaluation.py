@@ -88,7 +88,7 @@ def test_noiseless_private_evaluation_equals_plain_evaluation(streaming_runtime,
 
 @pytest.mark.nightly
 def test_noise_has_the_accounted_size(task, evaluate):
-    """Histogram bins have independent noise; a client counts in at most all 4 rows."""
+    """Histogram bins have independent noise; a client counts in up to 4 rows."""
     z = 3.0
     noise = _private(task, z)
     none = _output(evaluate, task, _private(task, 0.0))
@@ -119,7 +119,7 @@ def test_noise_has_the_accounted_size(task, evaluate):
     assert noise.consistent(noisy).over_clients["loss"].histogram.min() >= 0
 
 
-def test_zero_share_releases_no_distribution(task):
+def test_distribution_with_zero_share_is_not_released(task):
     split = (
         _private(task, private_evaluation=NoiseEvaluation(1.0, clients_share=0.0))
         .statement(1)
@@ -192,7 +192,7 @@ def test_epsilon_equals_composed_gaussian_noise(task, z, releases):
 
 
 @pytest.mark.slow
-def test_budget_noise_covers_the_planned_evaluations(task):
+def test_noise_from_a_budget_covers_the_planned_evaluations(task):
     noise = _private(task, private_evaluation=BudgetEvaluation(2.0))
     assert noise.epsilon(3) == pytest.approx(2.0, rel=1e-3)
     assert gaussian_epsilon(math.sqrt(3) / noise.mechanism.noise_multiplier, 1e-3) == pytest.approx(
@@ -206,7 +206,7 @@ def test_training_and_evaluation_compose_as_one_gaussian(task, z):
     training = CentralNoise(5.0, PoissonCohorts(40, 40))
     noise = _private(task, z, training)
     account = PrivacyAccountant([training, noise.mechanism], 1e-3)
-    # With z=0.8, evaluations alone would be accounted on a coarser grid than training.
+    # With z=0.8, evaluations without training would be accounted on a coarser grid than training.
     assert (noise.mechanism.interval(3) > training.interval(10)) == (z == 0.8)
     mu = math.sqrt(10 / 25 + 3 / z**2)
     assert account.epsilon(10, 3) == pytest.approx(gaussian_epsilon(mu, 1e-3), rel=2e-3)
@@ -216,7 +216,8 @@ def test_training_and_evaluation_compose_as_one_gaussian(task, z):
     ("training", "sensitivity"),
     [
         (FixedSizeCohorts(40, 4), 2.0),
-        # Neighbours replace a client within a stratum, and every evaluation has both clients.
+        # Neighbouring data replace one client of a stratum by another, so two clients' values
+        # change in every evaluation.
         (StratifiedCohorts((30, 10), 4), 2.0),
         (TreeNoise(3.0, Participations(2, 5)), 1.0),
         (CentralNoise(3.0, PoissonCohorts(40, 4)), 1.0),
@@ -234,7 +235,7 @@ def test_evaluation_has_the_adjacency_of_training(task, training, sensitivity):
     assert composed.epsilon(5, 2) > max(composed.epsilon(5, 0), alone)
 
 
-def test_statement_includes_clients_in_both_splits(task):
+def test_clients_in_both_splits_are_counted(task):
     assert _private(task, 1.0).num_shared == len({*task.train.client_ids} & {*task.test.client_ids})
     clients = {"one": task.test.read(task.test.client_ids[0])}
     apart = dataclasses.replace(task, train=InMemoryClients(clients))

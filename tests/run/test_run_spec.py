@@ -77,7 +77,7 @@ _GIVEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("given", _GIVEN)
 @pytest.mark.parametrize("task", list(DEFAULTS))
-def test_settings_equal_settings_from_their_flags(task, given, tmp_path):
+def test_flags_of_settings_give_equal_settings(task, given, tmp_path):
     data_dir, data = (
         tmp_path / name if use is not Use.NO else None
         for name, use in (

@@ -214,7 +214,7 @@ def test_classifier_returns_probabilities_and_names(saved: dict[str, Any], case:
 def test_text_signature_returns_classes(saved: dict[str, Any], case: str) -> None:
     trained, _, path = saved[case]
     outputs = _outputs(path, "saved_model")
-    # Like training, the signature encodes the first words of a long text.
+    # The signature encodes the first words of a long text, as training does.
     x = TextEncoder(_WORDS, _T).encode(np.array([text.encode() for text in _TEXTS], object))
     assert x[0].tolist() == [0] * _T and x[2].all()
     odds = np.exp(np.asarray(trained.predict(x), np.float64))
@@ -233,7 +233,7 @@ def test_text_signature_returns_next_words(saved: dict[str, Any], case: str) -> 
     begins = [text.encode() for text in (*_TEXTS[:2], "on the mat on the cat"[-14:], _TEXTS[3])]
     assert begins[2] == b"mat on the cat"
     x = SentenceEncoder(_WORDS, _T).encode(np.array(begins, object)).x
-    # Remove the end id after the words.
+    # Remove the id that marks the end after the words.
     x = np.where(x == len(_WORDS) + 3, 0, x)
     scores = np.asarray(trained.predict(x), np.float64)
     for row, begin in enumerate(begins):

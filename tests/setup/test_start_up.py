@@ -132,7 +132,7 @@ def test_missing_tff_error_says_how_to_install(tmp_path):
     assert "./run without TFF_AGNOSTIC_PLATFORM, or" in line
 
 
-# Other packages, which change the process state, are imported first.
+# Packages of other projects change the process state, so they are imported first.
 _GLOBAL_STATE = """
 import importlib, logging, os, pkgutil, random, signal, sys, threading, warnings
 import dp_accounting, h5py, jinja2, matplotlib.pyplot, numpy, optuna, ray, scipy.stats, sklearn

@@ -59,7 +59,7 @@ def test_small_domains_are_never_the_worst(tmp_path):
     np.testing.assert_array_equal(trials.values["(worst)"]["accuracy"], [0.9, 0.7, np.nan])
     np.testing.assert_array_equal(trials.values["(difference)"]["loss"], [0.0, 0.5, np.nan])
     assert comparison.not_counted == _NAMES
-    # JSON cannot represent NaN.
+    # NaN becomes null, because JSON cannot represent NaN.
     content = json.loads(json.dumps(comparison.to_json(), allow_nan=False))["row"]
     assert content["tablet"]["loss"] == {"mean": None, "std": None, "trials": [2.0, 2.5, None]}
 

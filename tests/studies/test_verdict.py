@@ -34,7 +34,7 @@ _NAMES = ("a", "b", "c")
 
 
 def _gain(name, before, after, error, clients=40.0, seed_part=0.3, trials=3):
-    """Returns a gain with standard error `error`, a fraction of it from seeds."""
+    """Returns a gain with standard error `error`; seeds cause a fraction of this error."""
     total = error**2
     parts = ((1 - seed_part) * total, seed_part * total) if seed_part < 1 else (math.nan, total)
     spread = Spread(after - before, *parts, total, 30.0)
@@ -149,7 +149,7 @@ def test_equal_means_are_tied():
     assert tied(_comparison(rows), "a", _ACCURACY) == {"ours"}
 
 
-def test_estimates_stay_within_measure_and_need_clients():
+def test_estimates_need_enough_clients_and_stay_within_limits():
     comparison = _comparison({"ours": _row([0.97, 0.8, 0.02], 0.2)})
     trials = comparison.trials["ours"]
     for name in _NAMES:
@@ -214,7 +214,7 @@ def test_recommendation_has_the_values_of_its_model():
     assert first.endswith(
         "59.9% in its worst domain (a) and 76.6% on all examples of the test clients."
     )
-    # A domain without a number is not the worst.
+    # A domain without a number does not count as the worst.
     rows["fed_avg"].values["a"]["accuracy"] = np.full(3, np.nan)
     first = first_line(None)
     assert "79.9% in its worst domain (b)" in first

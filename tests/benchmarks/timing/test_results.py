@@ -99,7 +99,7 @@ def test_replacing_changes_only_the_section(path):
 @pytest.mark.parametrize(
     "text", ["text\n", f"{BEGIN}\n", f"{END}\n{BEGIN}\n", f"a {BEGIN} b {END}\n"]
 )
-def test_page_without_section_raises_and_stays(path, text):
+def test_page_without_section_raises_and_stays_unchanged(path, text):
     path.write_text(text)
     for use in (Page(path).check, lambda: Page(path).replace_section("new")):
         with pytest.raises(
@@ -141,7 +141,7 @@ def test_clients_have_workload_shapes(name):
 
 def test_softmax_regression_has_known_products():
     workload = logistic(clients=7)
-    # Matrix products of the domain pass, and of each step's scores and gradient.
+    # The domain pass has matrix products, and so do the scores and the gradient of each step.
     assert round_products(workload) == [
         Product(m=40, k=60, n=10, count=1, batch=7),
         Product(m=10, k=60, n=10, count=4, batch=7),
@@ -151,7 +151,7 @@ def test_softmax_regression_has_known_products():
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_step_costs_three_forward_passes(name):
+def test_step_costs_as_much_as_three_forward_passes(name):
     # A first layer needs no gradient of its input; the domain pass is one more forward pass.
     workload = WORKLOADS[name]
     examples = workload.clients * workload.examples

@@ -20,7 +20,7 @@ def test_first_rounds_are_not_counted(tmp_path):
         assert result.versions["numpy"]
         assert result.failure is None
     assert sleepy.median >= 0.05
-    # Python's start alone is longer than the rounds.
+    # Just starting Python takes longer than a round.
     assert min(sleepy.first_round) > 0.05
 
 
@@ -31,7 +31,7 @@ def test_side_runs_its_fastest_setting(tmp_path):
     assert len(side.rounds) == 6
 
 
-# A failure in a round, and a failure before the first round.
+# The first side fails in a round, the second one before its first round.
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("behaviour", "message"),

@@ -1,4 +1,4 @@
-"""Dishonest servers and clients raise one-line errors that report the party at fault if known.
+"""Dishonest servers and clients cause one-line errors, which name the party at fault if known.
 
 A dishonest party is an honest one that sends forged messages or uses a patched function.
 """

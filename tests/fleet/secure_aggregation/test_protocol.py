@@ -103,7 +103,7 @@ def test_threshold_of_clients_suffices_at_each_stage(tmp_path, stage):
     assert {fleet.ids.index(identity) for identity in server.missing} == set(range(7)) - staying
     server.close()
     fleet.run_stages(server)
-    # The sum contains clients that vanish after sending their masked values.
+    # The sum includes clients that vanish after they have sent their masked values.
     fleet.check(server, staying if stage <= Type.MASKED else range(7))
 
 
@@ -175,7 +175,7 @@ def test_client_does_not_answer_abandoned_session(tmp_path):
     fleet.client(0).give_up(server.session)
     for message in (request, messages.begin_message(server.session, fleet.plan.digest())):
         fleet.refuses(0, message, "session .*: expected")
-    # A client that now has another plan can also erase the session.
+    # Even a client that has another plan by now can erase the session.
     fleet.answer(1, fleet.request(server, 1))
     fleet.client(1, dataclasses.replace(fleet.plan, plan=b"\1" * 32)).give_up(server.session)
     fields, answer = SessionFolder(tmp_path / "client1").read(server.session)

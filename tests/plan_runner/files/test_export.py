@@ -152,7 +152,7 @@ def test_file_truncated_within_a_record_raises(tmp_path, records):
     path = tmp_path / "file"
     write_client(path, records)
     content = path.read_bytes()
-    # A file truncated between two records is valid, with fewer records.
+    # A file that is truncated between two records is valid, but has fewer records.
     ends = [sum(16 + len(r) for r in records[:n]) for n in range(len(records) + 1)]
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
@@ -163,7 +163,7 @@ def test_file_truncated_within_a_record_raises(tmp_path, records):
                 check_frames(path, len(records))
 
 
-def test_tensor_bytes_returns_unpacked_size():
+def test_tensor_bytes_is_the_size_of_unpacked_values():
     assert tensor_bytes(tf.make_tensor_proto(np.zeros([3, 5], np.float64))) == 120
     assert tensor_bytes(tf.make_tensor_proto(1.0, shape=[7])) == 28
     assert tensor_bytes(tf.make_tensor_proto("text")) == 1

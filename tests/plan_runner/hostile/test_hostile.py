@@ -24,7 +24,7 @@ _LIMIT_BYTES = 2_000_000_000
 # Maximum seconds in which Python and TensorFlow start on a busy machine.
 _START_SECONDS = 60
 
-# Script that verifies the exports that are rejected before TensorFlow is imported.
+# Script that verifies exports which the runner must reject before it imports TensorFlow.
 _EARLY = """
 import contextlib, io, json, sys, tempfile
 from pathlib import Path

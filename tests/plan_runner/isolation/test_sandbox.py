@@ -136,7 +136,7 @@ def test_sandbox_stops_unchecked_attacks(attacked, tmp_path):
     reads = [str(ROOT), *request.paths(), find_kernel().library, str(flatbuffer)]
     listener = RecordingListener()
     assert run_isolated(f"{_FUNCTION}runs_unchecked", payload, _BOUNDS, listener, reads) == 0
-    # Both graphs ran up to the write.
+    # Both graphs ran until they tried to write their files.
     errors = {line.partition(": ")[0]: line for line in listener.lines}
     for path, who in zip(written, ("plan", "TFLite")):
         assert str(path) in errors[who] and "Permission denied" in errors[who]

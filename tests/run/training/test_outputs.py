@@ -121,7 +121,7 @@ def test_clipped_values_are_reported(cohort_runtime, tmp_path):
 
 
 def test_rounds_with_infinite_updates_are_skipped(cohort_runtime, tmp_path, capsys):
-    """Updates are about 6. Times the server's learning rate, they exceed float32's range."""
+    """Updates are about 6; the server's learning rate times 6 exceeds float32's range."""
     settings = {"server_optimizer": "sgd", "server_learning_rate": 3e38, "rounds": 3}
     train(cohort_runtime, tmp_path, **settings, client_learning_rate=3.0, client_batch_size=999)
     assert "3 of 3 rounds were skipped, as if no client had taken part" in capsys.readouterr().out

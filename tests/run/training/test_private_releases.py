@@ -328,7 +328,7 @@ def test_equal_releases_count_once_in_the_ledger(tmp_path):
 @pytest.mark.slow
 def test_evaluation_of_changed_clients_has_other_noise(cohort_runtime, tmp_path, caplog):
     """One client's labels change; the weights and the client names do not."""
-    # With more noise, a domain may seem absent, and its loss is then 0.
+    # The noise is small, because with more of it a domain may seem absent and then has loss 0.
     spec = _spec(
         evaluation_clients=None, private_evaluation=f"noise:multiplier={1 / 64},clients_share=0"
     )
@@ -374,7 +374,7 @@ def test_rejects_more_evaluations_than_planned(cohort_runtime, lost):
     parts.evaluations.ledger.load(0)
     with pytest.raises(UserError, match=r"expected 3 evaluations, .* found 4, including"):
         check_plan(parts.privacy, spec, (9, 4), 0, parts.evaluations)
-    # Equally many evaluations are planned, but one of them for another round than before.
+    # The new plan has as many evaluations as the old one, but one of them is for another round.
     with pytest.raises(UserError, match=r"expected 2 evaluations, .* found 3: keep the run"):
         check_plan(parts.privacy, spec, (9, 5), 4, parts.evaluations)
 
@@ -452,7 +452,7 @@ def test_private_run_resumes_with_its_execution_only(
         message = refused(cohort_runtime)
     assert message.startswith(f"tensorflow: expected {version[:4]}, with which the private run in")
     assert ", found 3.1: a repeated round has the same noise" in message
-    # Without a record of the execution, nothing is checked.
+    # If a run has no record of its execution, the execution is not checked.
     del config["execution"]
     (folder / "config.json").write_text(json.dumps(config))
     TrainingRun(_spec(**_TRAINING_ONLY), RunFolder(folder), streaming_runtime, True)

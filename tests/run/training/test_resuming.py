@@ -62,7 +62,8 @@ def test_earlier_evaluations_stay_when_period_changes(cohort_runtime, whole, tmp
     # Resume again: by now, config.json has the new period only.
     train(cohort_runtime, path, resume=True, evaluate_every=3, rounds=10)
     columns, expected = (read_history(p / "metrics.csv")["test/loss"] for p in (path, whole))
-    # Evaluations of the last rounds 5 and 7 are dropped, and those due in rounds 2 and 4 kept.
+    # The evaluations of rounds 5 and 7, which were last rounds, are dropped; those due in rounds 2
+    # and 4 are kept.
     assert (np.flatnonzero(~np.isnan(columns)) + 1).tolist() == [2, 4, 6, 9, 10]
     np.testing.assert_array_equal(columns[[1, 3, 5]], expected[[1, 3, 5]])
 

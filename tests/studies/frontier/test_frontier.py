@@ -21,7 +21,7 @@ from tff_agnostic.program.studies.frontier_page import figure, frontier_table, t
 
 
 def _trials(by_domain):
-    """Returns two trials, slightly more than 0.01 above and below each domain's value."""
+    """Returns two trials, with numbers slightly more than 0.01 above and below each value."""
     worst = min(value for value in by_domain.values() if not np.isnan(value))
     defined = {**by_domain, **dict.fromkeys(SUMMARIES, worst)}
     values = {
@@ -92,7 +92,7 @@ def test_figure_of_two_domains_is_a_curve():
 def test_figure_of_more_domains_has_panels():
     panels = figure(_frontier(("a", "b", "c"))).axes
     assert [axes.get_title() for axes in panels] == ["a", "b", "c", ""]
-    # The first two lines are the curves of the other domains.
+    # A panel's first two lines are the curves of the two other domains.
     domain, worst = panels[0].lines[2:4]
     assert domain.get_ydata()[np.argmax(domain.get_xdata())] == pytest.approx(90)
     assert worst.get_ydata()[np.argmax(worst.get_xdata())] == pytest.approx(50)
@@ -139,7 +139,7 @@ def test_two_domains_have_one_line():
         ("only_1", "frequent only"),
         ("lambda_0-0.25_1-0.75", "25% rare, 75% frequent"),
     ]
-    # A training mixture on the grid is trained once.
+    # A training mixture that is also on the grid is trained only once.
     assert [m.weights[0] for m in _mixtures(3, [0.5, 0.5], ("a", "b"))] == [0.5, 0, 1]
     # A domain without training examples has no weight.
     points = _mixtures(3, [0.5, 0.0, 0.5])
@@ -162,7 +162,7 @@ def test_impossible_mixtures_raise_user_error(arguments, message):
 
 
 def _judge(means, fed_avg, agnostic, higher_is_better=True, margin=0.02):
-    """Returns the verdict if differences above `margin` are significant."""
+    """Returns the verdict when differences above `margin` count as significant."""
     sign = 1 if higher_is_better else -1
     by_name = {f"m{k}": mean for k, mean in enumerate(means)}
     every = {**by_name, "fed_avg": fed_avg, "agnostic": agnostic}

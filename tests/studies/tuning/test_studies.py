@@ -364,7 +364,7 @@ def _outcome(tmp_path, first, *flags, objective=_LOSS, result=None):
     """Returns the outcome of a search's first trial, with the values `first`.
 
     Args:
-        result: result.json of the trial's run, which then is not trained.
+        result: result.json for the trial's run, which is then not trained.
     """
     arguments = ("--task=digits", "--num_clients=4", "--clients_per_round=3", "--rounds=1", *flags)
     arms = searched_arms(given(tune, *arguments))
