@@ -62,7 +62,7 @@ def test_last_layer_starts_from_fed_avg(compared, call):
     remark = "1 round of FedAvg, and from its model 1 round of dense, the only layer, in which"
     assert f"last layer balanced: {remark}" in printed or f"last_layer: {remark}" in printed
     assert remark in (path / "report.html").read_text()
-    # The page has the command that repeats the comparison.
+    # The page shows the command that repeats the comparison.
     assert "last_layer:window=4" in (path / "report.html").read_text()
     first = path / "runs" / "first_stages" / "last_layer" / "trial_00" / "run"
     second = path / "runs" / "last_layer" / "trial_00" / "run"
@@ -128,7 +128,7 @@ def test_shorthands_expand_to_settings():
     specs = compared_specs(*flags, "--lambda_initial=0.2,0.1,0.3,0.2,0.2")
     assert specs["uniform"][0].algorithm.lambda_.initial is None
     assert specs["slow"][0].algorithm.lambda_.initial == (0.2, 0.1, 0.3, 0.2, 0.2)
-    # Shorthands in --algorithms have the same settings.
+    # In --algorithms, a shorthand stands for the same settings as in --arms.
     (uniform_again,) = compared_specs(*_SHORT, "--algorithms=uniform")["uniform"]
     assert uniform_again == uniform
 

@@ -1,4 +1,4 @@
-"""`import_data`: a store from every format, rejected flags, signals; the installed program."""
+"""`import_data` writes a store from every format; the installed program runs commands."""
 
 import gzip
 import json

@@ -80,7 +80,7 @@ def test_sent140_commands_compare(call: Caller, folder: Path):
     _assert_compared(call, folder, compare)
 
 
-# --- Flag files in configs/
+# --- Commands accept the flag files in configs/
 
 
 _FILES = sorted((ROOT / "configs").glob("*.flags"))

@@ -139,7 +139,7 @@ def test_killed_run_keeps_its_key_and_noise(call: Caller, tmp_path, monkeypatch)
     completed = _rows(tmp_path / "run")
     assert len(completed) == 40
     assert [int(row["evaluations"]) for row in completed] == [n // 20 for n in range(1, 41)]
-    # The kill may have truncated the last row.
+    # The kill may have truncated the last row of the file.
     assert completed[: len(released) - 1] == released[:-1]
     _assert_nowhere(tmp_path / "run", key)
 

@@ -120,7 +120,7 @@ def test_toy_regression_tracks_the_learned_value(call, folder):
     config = read_json(folder / "run" / "config.json")
     assert config.items() >= given(train, *flags).spec().flags().items()
     columns = read_history(folder / "run" / "metrics.csv")
-    # The learned value moves from its initial 2 towards the domains.
+    # The learned value is initially 2, and moves towards the domains.
     assert 0 < columns["learned value"][1] < columns["learned value"][0] < 2
     assert "learned value over the rounds" in (folder / "run" / "page.json").read_text()
 

@@ -140,7 +140,7 @@ def test_best_flags_describe_best_trial(searched):
 
 
 @pytest.mark.nightly
-def test_verdict_precedes_tables(searched):
+def test_verdict_comes_before_the_tables(searched):
     path, printed = searched
     best = read_json(path / "tuned.json")["fed_avg"]["trial"]
     sections = read_json(path / "page.json")["sections"]

@@ -82,7 +82,7 @@ def make_request(
     schedule: str = "constant",
     **changes: Any,
 ) -> ExportRequest:
-    """Returns an export request; clients take several steps and have an incomplete last batch.
+    """Returns an export request; a client takes several steps, and its last batch is incomplete.
 
     Args:
         schedule: Schedule of the client and server learning rates.

@@ -1,4 +1,4 @@
-"""The format of examples in exports, and reproducible export bytes."""
+"""The format of examples in exports; equal requests give exports with equal bytes."""
 
 import os
 import subprocess

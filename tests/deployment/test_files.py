@@ -1,4 +1,4 @@
-"""Files of exports: contents of plans, atomic folders, and byte counts."""
+"""Exports have plans with known contents, appear as whole folders, and count their bytes."""
 
 import contextlib
 import itertools
@@ -146,7 +146,7 @@ def test_client_only_plan_equals_client_part_of_plan(exported, profile, how):
     assert counts["plan"]["bytes"] == len(content)
 
 
-# --- Atomic folders
+# --- Folders appear atomically
 
 
 @pytest.mark.parametrize("name", ["new/in/new", "empty"])

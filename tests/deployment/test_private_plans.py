@@ -1,4 +1,4 @@
-"""Plans of private runs: noise equal to the runtime's, and secret keys in one file only."""
+"""Plans of private runs add the runtime's noise, and have secret keys in one file only."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

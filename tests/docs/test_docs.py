@@ -145,7 +145,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 
 @pytest.fixture
 def reader_folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory, in which the relative paths of the documentation exist."""
+    """A working directory in which the documentation's relative paths exist."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     (folder / "configs").symlink_to(ROOT / "configs")
@@ -245,7 +245,7 @@ def _run(
 
 
 def _may_stream(arguments: list[str]) -> bool:
-    """Whether a command can have --client_mode=streamed in addition."""
+    """Whether --client_mode=streamed can be added to a command."""
     return not any(a.startswith(("--runtime=tff", "--client_mode=")) for a in arguments)
 
 
@@ -264,7 +264,7 @@ def _headings(page: Path) -> set[str]:
 
 
 def test_readme_is_short() -> None:
-    # Readers do not see comments.
+    # Comments do not count, because readers do not see them.
     words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text()).split()
     assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
 

@@ -17,12 +17,12 @@ PAGES = sorted([ROOT / "README.md", *DOCS.glob("**/*.md")])
 _PACKAGES = ("tff_agnostic.computations", "tff_agnostic")
 _TABLE = re.compile(r"^\|.*\| in the code \|\n\|[-|]*\n((?:\|.*\n)+)", re.MULTILINE)
 _OBJECT = re.compile(r"`(\w+(?:\.\w+)+)`")
-# Matches an algorithm's file, and a function that is nested in its builder.
+# Matches (an algorithm's file, a function that is nested in the algorithm's builder).
 _STEP = re.compile(r"`(\w+)`: `(\w+)`")
 _FILE = re.compile(
     r"`((?:benchmarks|binaries|configs|plan_runner|tests|tff_agnostic|tools)/[\w/.]*)`"
 )
-# Matches a row of a walk through the code: a file, and a function or class in it.
+# Matches (a file, a function or class in it) in a row of a walk through the code.
 _STOP = re.compile(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", re.MULTILINE)
 # Algorithms whose page has the table `_TABLE`.
 _ALGORITHMS = (

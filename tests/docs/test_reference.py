@@ -1,4 +1,4 @@
-"""Reference pages that are generated from the code, and pages that the site converts."""
+"""Reference pages, which are generated from code, and pages that the site converts."""
 
 import ast
 import json

@@ -147,7 +147,7 @@ def test_figure_has_a_curve_for_each_method(comparison):
     assert axes.get_ylabel() == "accuracy of phone"
 
 
-def test_harder_domain_defaults_to_the_worst(comparison):
+def test_experiment_without_a_harder_domain_uses_the_worst(comparison):
     for measure, expected in (("accuracy", "phone"), ("perplexity", "tablet")):
         experiment = dataclasses.replace(_EXPERIMENT, harder_domain=None, measures=(measure,))
         assert pages.harder_domain(experiment, comparison) == expected

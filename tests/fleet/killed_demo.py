@@ -1,4 +1,4 @@
-"""A demo whose processes are killed; its state is compared with run_plan's.
+"""A demo kills its own processes; its final state is compared with run_plan's.
 
     .venv-fleet/bin/python -m tests.fleet.killed_demo --export=export/plan --clients=clients \\
         --nodes=4 --rounds=3 --kill=node --output=fleet

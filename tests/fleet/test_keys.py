@@ -1,4 +1,4 @@
-"""Keys and certificates of a fleet, and errors of its commands."""
+"""A fleet's keys and certificates, and the errors of the fleet's commands."""
 
 import datetime
 import socket

@@ -1,4 +1,4 @@
-"""A single node: its plan, data and process, and its answers after a restart."""
+"""A single node, with its plan, data and process, and the answers that it gives after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports of distributed-private runs: nodes add the noise."""
+"""Exports of runs with distributed privacy, whose noise the nodes add."""
 
 import io
 import json

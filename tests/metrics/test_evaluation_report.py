@@ -173,7 +173,7 @@ def test_small_domain_is_not_counted_as_worst(report, fewest, worst, left_out, d
     assert lines[5].split()[1] == ("-" if difference is None else f"{difference:.4f}")
 
 
-def test_wide_table_splits_by_measure(report):
+def test_wide_table_is_split_by_measure(report):
     names = ("loss", "accuracy_in_vocabulary", "accuracy_without_end")
 
     def wide(one: SetReport) -> SetReport:
@@ -196,7 +196,7 @@ def test_wide_table_splits_by_measure(report):
         assert max(map(len, lines)) <= 120
         assert f" {name}, %" in lines[0] and lines[0].endswith("pull")
         assert [line.split()[0] for line in lines[2:7]] == [*_NAMES, "difference", "all"]
-    # The note follows the last table only.
+    # Only the last table is followed by the note.
     assert [len(table.splitlines()) for table in tables] == [7, 7, 10]
 
 

@@ -1,4 +1,4 @@
-"""Exports of the plans in plans.py, with clients, and results computed by hand."""
+"""Exports of the plans in plans.py, each with clients and with results computed by hand."""
 
 import hashlib
 import json

@@ -190,7 +190,7 @@ def test_rejects_files_named_like_outputs(tmp_path):
         algorithm_arms([str(path)])
 
 
-# --- Lambda sets and expected counts of examples
+# --- Lambda sets and expected counts are derived from clients
 
 
 def test_simplex_builds_no_set():

@@ -1,4 +1,4 @@
-"""Private evaluations: size of the noise, epsilon, and consistent noisy histograms."""
+"""Private evaluations have noise of a known size, a known epsilon, and consistent histograms."""
 
 import dataclasses
 import math
@@ -81,7 +81,7 @@ def test_noiseless_private_evaluation_equals_plain_evaluation(streaming_runtime,
             tf.nest.flatten(getattr(expected, field)),
         )
     assert not any(np.any(value) for value in tf.nest.flatten(actual.by_size))
-    # A run's files can be written from this output, although sizes are unknown.
+    # The output suffices to write a run's files, although it lacks the sizes of clients.
     report = evaluation_report(task.model, task.domain_names, actual).to_json()
     assert report["overall"]["over_clients"]["loss"]["num_clients"] == 40
 

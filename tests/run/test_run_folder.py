@@ -154,7 +154,8 @@ def test_folder_survives_kill_before_config(tmp_path):
     for fingerprint in ({"data": "5eb63bbbe01eeed0"}, {}):
         folder.fingerprint.write_text('{"data": "0123456789abcdef", "vocabulary": "77"}')
         (tmp_path / ".config.json.4711.tmp").write_text("{")
-        # A fingerprint without a config does not matter: nothing was trained with it.
+        # Without a config, the old fingerprint does not matter, because nothing was trained with
+        # it.
         folder.check(_spec(), resume=False)
         with folder.locked():
             folder.write_config(_spec(), fingerprint, _EXECUTION)

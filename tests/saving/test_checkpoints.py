@@ -1,4 +1,4 @@
-"""Checkpoints: exact restoration, atomic writes, and damaged files."""
+"""Checkpoints are restored exactly, are written atomically, and may be damaged."""
 
 import errno
 import os

@@ -166,7 +166,7 @@ def test_saved_models_predict_in_plain_tensorflow(saved: dict[str, Any], case: s
     trained, x, path = saved[case]
     expected = np.asarray(trained.predict(x))
     assert np.ptp(expected) > 0.1
-    # Scores may be in the hundreds, so the tolerance is relative.
+    # The tolerance is relative, because some models have scores in the hundreds.
     tolerance = 1e-5 * max(1, np.abs(expected).max())
     for form in _forms(case):
         outputs = _outputs(path, form)["predictions"]

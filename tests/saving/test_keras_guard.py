@@ -297,7 +297,7 @@ def _virtual(file: h5py.File, folder: Path) -> None:
 
 
 def _claimed(file: h5py.File, folder: Path) -> None:
-    # HDF5 returns zeros for missing chunks, even for such a huge shape.
+    # HDF5 returns zeros for chunks that the file lacks, even if the claimed shape is huge.
     file.create_dataset(_KERNEL, shape=(2**20, 2**20), dtype="f4", chunks=(64, 64))
 
 

@@ -28,7 +28,7 @@ def project():
 
 
 def version():
-    # As the build does, read the version without an import.
+    # Read the version without importing the package, as the build does.
     for node in ast.parse((ROOT / "tff_agnostic/__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__":
             return ast.literal_eval(node.value)
@@ -155,8 +155,8 @@ def imported(folder):
 
 
 def test_binaries_do_not_import_one_another():
-    # Their names differ: `binaries.train` in a checkout, `tff_agnostic.binaries.train` once
-    # installed. Bazel runs them as files.
+    # The names of binaries differ: a checkout has `binaries.train`, an installation has
+    # `tff_agnostic.binaries.train`, and Bazel runs a file.
     assert [place for place, name in imported("binaries") if name == "binaries"] == []
 
 
@@ -171,7 +171,7 @@ def test_package_list_is_complete(project):
     assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
-# Distributions whose names differ from their modules'.
+# Names of distributions, keyed by modules that are named differently.
 DISTRIBUTIONS = {
     "PIL": "pillow",
     "absl": "absl-py",

@@ -72,7 +72,7 @@ def test_schedule_includes_reference_runs_of_excluded_methods(tmp_path):
         fixed: dict = {"fed_avg": {}, "uniform": {}}
         return PortfolioSearch(rows, fixed, nothing, runs, nothing)._schedule()
 
-    # A setting, a further trial, and a final trial take 30 s each.
+    # A setting takes 30 s, and so do a further trial and a final trial.
     assert schedule(180 + 5 * 60 - 30) == (1, 5)
     assert schedule(180 + 30) == (1, 1)
     with pytest.raises(UserError, match=r"^--hours: expected 0\.06 or more, .* and 2 final runs"):

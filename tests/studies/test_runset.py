@@ -1,4 +1,4 @@
-"""The runs of a study: kills, parallel processes, first stages, early ends, other folders."""
+"""A study's runs resume after kills, are shared by processes, have first stages, or end early."""
 
 import json
 import multiprocessing

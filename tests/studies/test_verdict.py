@@ -34,7 +34,7 @@ _NAMES = ("a", "b", "c")
 
 
 def _gain(name, before, after, error, clients=40.0, seed_part=0.3, trials=3):
-    """Returns a gain with standard error `error`; seeds cause a fraction of this error."""
+    """Returns a gain with standard error `error`; seeds cause a fraction of its square."""
     total = error**2
     parts = ((1 - seed_part) * total, seed_part * total) if seed_part < 1 else (math.nan, total)
     spread = Spread(after - before, *parts, total, 30.0)

@@ -161,7 +161,7 @@ def test_node_skellam_divergence_equals_the_exporters():
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.15625, 2), (0.72, 0.01, 500)])
 def test_epsilon_lower_bound_is_below_exact_epsilon(z, rate, rounds):
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
-    # A coarse grid suffices: it overestimates epsilon.
+    # A coarse grid suffices, because it can only overestimate epsilon.
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
     exact = accountant.compose(event, rounds).get_epsilon(_DELTA)
     assert 0.2 * exact < epsilon_lower_bound(z, rate, rounds, _DELTA, 1.0) <= exact * (1 + 1e-3)

@@ -113,7 +113,7 @@ def test_small_cohort_raises(tmp_path):
     refused(fleet.begin, "expected 3 to 3 clients, found 2")
 
 
-# --- Restarts
+# --- Clients and servers may restart
 
 
 @pytest.mark.parametrize("lost", STAGES)

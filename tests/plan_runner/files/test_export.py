@@ -1,4 +1,4 @@
-"""Export folders that differ from their manifests, and files that claim false sizes."""
+"""Errors for export folders that differ from their manifests, and for files with false sizes."""
 
 import io
 import json
@@ -186,7 +186,7 @@ def test_nested_function_calls_are_accepted():
     for calls in (
         {"a": "bb", "b": "cc", "c": "d", "d": ""},
         {"a": "bc", "b": "d", "c": "d", "d": ""},
-        # Python's recursion limit is lower than this depth.
+        # These nested calls are deeper than Python's recursion limit.
         {str(n): (str(n + 1),) for n in range(5000)},
     ):
         check_bounds(_graph(**calls), "graph")

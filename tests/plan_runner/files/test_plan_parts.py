@@ -1,4 +1,4 @@
-"""Plans with missing, unknown or contradictory parts, and the messages of plan.proto."""
+"""Errors for plans with missing, unknown or contradictory parts; the messages of plan.proto."""
 
 import subprocess
 import sys

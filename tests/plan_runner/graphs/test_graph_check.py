@@ -261,7 +261,8 @@ def test_operations_with_suspicious_names_raise():
             check_graph(graph, PATHS, "graph")
         except PlanError:
             continue
-        # Accepted operations have neither state nor strings, so they cannot access a file.
+        # An accepted operation must have neither state nor strings, since it then cannot access a
+        # file.
         assert not definition.is_stateful, definition.name
         assert not any(a.type == tf.string.as_datatype_enum for a in definition.input_arg)
         attributes = {a.name for a in definition.attr if a.type in ("string", "list(string)")}
@@ -269,7 +270,7 @@ def test_operations_with_suspicious_names_raise():
     assert judged > 100
 
 
-def test_lists_contain_existing_operations_only():
+def test_lists_of_operations_contain_existing_ones_only():
     for names in (
         *graph_check.STATEFUL.values(),
         graph_check.STRING_INPUTS,

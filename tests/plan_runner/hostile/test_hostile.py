@@ -21,7 +21,7 @@ from tests.plan_runner.hostile.spoiling import Stage
 HOSTILE = {**FILES, **GRAPHS}
 _ENDED = [name for name, case in HOSTILE.items() if case.stage is Stage.ENDED]
 _LIMIT_BYTES = 2_000_000_000
-# Maximum seconds in which Python and TensorFlow start on a busy machine.
+# On a busy machine, Python and TensorFlow start within these seconds.
 _START_SECONDS = 60
 
 # Script that verifies exports which the runner must reject before it imports TensorFlow.

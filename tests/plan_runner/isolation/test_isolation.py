@@ -16,7 +16,7 @@ from tests.plan_runner.isolation.listener import RecordingListener
 from tests.processes import default_signals, is_running, wait_until
 
 _BOUNDS = Bounds(max_memory_gb=0.7, max_round_seconds=60.0)
-# Enough seconds for Python to start on a busy machine.
+# On a busy machine, Python starts within these seconds.
 _SHORT = Bounds(max_memory_gb=0.7, max_round_seconds=3.0)
 
 # Script that runs the command, whose isolated function hangs.

@@ -1,4 +1,4 @@
-"""The sandbox: rejected and allowed system calls, and kernels without sandbox."""
+"""The sandbox rejects and allows system calls; some kernels cannot provide a sandbox."""
 
 import dataclasses
 import json

@@ -42,7 +42,7 @@ _SETTINGS: dict[str, Any] = {
     "clients_per_round": 3,
     "evaluate_every": 4,
     "evaluation_clients": 10,
-    # A crashed run has only its first checkpoint, which holds the noise key.
+    # The crashed run has no checkpoint except its first one, which holds the noise key.
     "checkpoint_every": 100,
     "algorithm": "fed_avg",
     "privacy": "central",
@@ -416,7 +416,8 @@ def test_private_checkpoints_are_readable_by_owner_only(cohort_runtime, crashed,
     assert _modes(crashed) == {0o600}
     _train(cohort_runtime, folder, resume=True, **_TRAINING_ONLY)
     assert _modes(folder) == {0o600}
-    # A run without noise may start from this checkpoint, and copies it with the key.
+    # A run without noise may start from this checkpoint; its copy of the checkpoint has the key
+    # too.
     (newest,) = (folder / "checkpoints").glob("*5.npz")
     other = folder.parent / "other"
     private_ = ("privacy", "noise_multiplier", "delta", "limit_examples", "limit_loss")

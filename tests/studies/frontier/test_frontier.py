@@ -1,4 +1,4 @@
-"""Mixtures of frontiers; tables, figures and verdicts from made-up numbers."""
+"""The mixtures of frontiers, and tables, figures and verdicts of made-up numbers."""
 
 import json
 import math
@@ -107,7 +107,7 @@ def test_figures_are_drawn_for_any_names(names):
     json.dumps(to_json(frontier), allow_nan=False)
 
 
-# --- Mixtures
+# --- Mixtures lie on lines between domains
 
 
 _SHARES = np.array([0.5, 0.3, 0.2])

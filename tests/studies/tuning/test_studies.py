@@ -1,4 +1,4 @@
-"""Trials of searches: claims by processes, pruning, ends, and tables."""
+"""Trials of searches: how processes claim them, how they are pruned and end, and their tables."""
 
 import dataclasses
 import json
@@ -115,11 +115,12 @@ def test_methods_alternate_from_given_settings(tmp_path):
 
 @pytest.mark.nightly
 def test_interruptions_do_not_change_sampled_values(tmp_path):
-    """Seven trials exceed the sampler's random warm-up."""
+    """Seven trials are more than those that the sampler draws at random when it starts."""
     whole = _searched(tmp_path / "whole", trials=7, spaces=_ONE)
     assert whole == _searched(tmp_path / "parts", 7, restart_after=3, spaces=_ONE)
     assert len({tuple(params.items()) for _, _, params in whole}) == 7
-    # A process died after it had drawn one of two values.
+    # In folder two, no process dies; in folder one, a process dies after it has drawn one of two
+    # values.
     drawn = []
     for name, parts in (("two", [2]), ("one", [1, 2])):
         for count in parts:
@@ -204,14 +205,14 @@ def test_methods_share_the_hours_evenly(tmp_path):
         order.append(claim.name)
         _train(search, claim, seconds[claim.name][claim.trial.number])
         _finish(claim)
-    # The method with less time spent is next, until it has spent half of the 60 s.
+    # The next trial is of the method that has spent less time, until this is half of the 60 s.
     assert order == ["one", "two", "two", "two"] and search.is_complete
     assert _opened(tmp_path, Budget(1, 1000.0)).is_complete
     assert not _opened(tmp_path, Budget(4, 100.0)).is_complete
 
 
 @pytest.mark.nightly
-def test_equal_trials_share_runs_and_end_search(tmp_path):
+def test_repeated_trials_share_runs_and_end_the_search(tmp_path):
     """The search space has two values, although there is time for a million trainings."""
     spaces = {"one": (dimension(_SETTINGS["server_optimizer"], "choice:sgd,adam"),)}
     search = _opened(tmp_path, Budget(None, 1e6), {}, spaces)
@@ -229,7 +230,7 @@ def test_equal_trials_share_runs_and_end_search(tmp_path):
     trials = search.trials("one")
     assert len(first) == 2 and finds_nothing_new(trials)
     assert not finds_nothing_new(trials[: NOTHING_NEW - 1])
-    # A budget in trials continues, although trials find nothing new.
+    # With a budget in trials, the search continues although trials find nothing new.
     assert not _opened(tmp_path, Budget(len(trials) + 1, None), {}, spaces).is_complete
 
 
@@ -447,7 +448,7 @@ def test_missing_file_ends_search(tmp_path):
         _outcome(tmp_path, {"client_learning_rate": 0.5}, *flags, search)
 
 
-def test_table_marks_first_best_trial():
+def test_first_best_trial_is_marked_in_the_table():
     study = optuna.create_study(direction="maximize")
     objective = parse_objective("worst", measures("loss", "accuracy"))
     assert best_trial([], objective) is None
