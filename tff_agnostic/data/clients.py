@@ -127,7 +127,7 @@ class SelectedClients(ListedClients):
 
 
 class DomainClients(ListedClients):
-    """A view of another dataset with the examples of one domain, and the clients that have any.
+    """A view of another dataset: one domain's examples, and the clients that have any of them.
 
     Args:
         clients: The full dataset.
@@ -155,9 +155,10 @@ class DomainClients(ListedClients):
 
 
 def known_counts(clients: ClientDataset) -> Optional[np.ndarray]:
-    """Returns the number of examples by client and domain, int64 [clients, p], without reading.
+    """Returns the number of examples by client and domain, int64 [clients, p], if it is known.
 
-    None if the dataset has no method `client_domain_counts`, or the method returns None.
+    No client is read. The result is None if the dataset has no method `client_domain_counts`, or
+    if the method returns None.
     """
     counts = getattr(clients, "client_domain_counts", lambda: None)
     array: Optional[np.ndarray] = counts()

@@ -7,8 +7,9 @@ from typing import Callable
 
 import numpy as np
 
-# Called with: whether each client has examples of each domain, bool [clients, p]; the domain of
-# most of a client's examples, int [clients]; and c. Returns probabilities [p].
+# Function of three arguments that returns probabilities [p]. The arguments are whether each client
+# has examples of each domain, bool [clients, p]; the domain with most of each client's examples,
+# int [clients]; and c.
 Presence = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 

@@ -21,8 +21,8 @@ from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.clients import ClientDataset, client_domain_counts, rows_of
 from tff_agnostic.models.model import Examples
 
-# Indices of random streams, which make samples with the same seed independent. Tasks have other
-# indices.
+# Indices of random streams, which make samples with the same seed independent. The random streams
+# of tasks have other indices.
 _STREAM = 7
 _POISSON_STREAM = 11
 _TURNS_STREAM = 13
@@ -33,8 +33,8 @@ SIZES_BY_CHANCE = frozenset({"poisson"})
 # Called with the index of a round, from 1; returns the ids of the round's clients.
 Draw = Callable[[int], list[str]]
 
-# A seed of NumPy's generators; or a function, which is called with the number of a random stream,
-# and of a round, and returns a generator with the methods of NumPy's generators.
+# A seed of NumPy's generators; or a function that is called with the index of a random stream (and
+# the index of a round), and returns an object with the methods of NumPy's generators.
 Seed = Union[int, Callable[..., Any]]
 
 # Called with (clients, p, c, seed of the run); returns the function that samples each cohort.
@@ -93,8 +93,8 @@ class SecretCoins:
     """Sampling of secret cohorts: a secret coin decides whether a reporting client participates.
 
     In each round M of N clients report, in a public cyclic order. Each reporting client
-    participates independently with probability c / M. The others are silent: their reports have the
-    same form.
+    participates independently with probability c / M. The others are silent: they send reports of
+    the same form, but do not participate.
 
     Attributes:
         client_ids: The clients, sorted.
@@ -170,7 +170,7 @@ def check_cohort_size(num_clients: int, clients_per_round: int) -> None:
 
 
 def _random(seed: Seed, *place: int) -> Any:
-    """Returns the generator of a random stream, and of a round if `place` has its index."""
+    """Returns the generator of a random stream, or of a round in it if `place` has two numbers."""
     return seed(*place) if callable(seed) else np.random.default_rng([seed, *place])
 
 

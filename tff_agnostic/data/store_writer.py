@@ -243,7 +243,7 @@ class StoreWriter:
             class_names: Names of the classes, in the order of their labels.
             source: Human-readable origin of the examples.
             categories: The known values of each categorical column, in the order of their ids.
-            columns: Source columns of the features, whose missing numbers are still NaN.
+            columns: The source columns of the features; missing numbers of features are still NaN.
             standardize: Whether to scale numbers to mean 0 and standard deviation 1 over training
                 clients.
 
@@ -255,7 +255,7 @@ class StoreWriter:
         num_classes = None if class_names is None else len(class_names)
         if class_names is None and label == Feature("int64"):
             ends = label_range(examples)
-            # Negative numbers are quantities, not classes.
+            # Integer labels are quantities instead of classes if some are negative.
             num_classes = int(ends[1]) + 1 if ends and ends[0] >= 0 else None
         description = StoreDescription(
             kind=kind,

@@ -12,7 +12,7 @@ from tff_agnostic.data.clients import ClientDataset
 from tff_agnostic.data.store import Store
 from tff_agnostic.models.model import Examples
 
-# Import the module on use, as it is in a higher layer.
+# Module to import on first use, because it is in a higher layer.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
 
 # Called with a client id; returns the domain of all its examples: an index, or a name for stores.

@@ -49,7 +49,7 @@ CREATE TABLE sentence_lengths (
   num_sentences INTEGER NOT NULL);
 CREATE TABLE tff_agnostic (description TEXT NOT NULL);
 """
-# Indices for finding a client's rows, also in TFF's queries.
+# Commands that create indices, with which this module and TFF find a client's rows.
 _INDICES = """
 CREATE INDEX examples_by_client ON examples (client_id, split_name);
 CREATE INDEX metadata_by_split ON client_metadata (split_name, client_id);
@@ -64,7 +64,7 @@ _TFF_TABLES = {
 _PATIENCE = 5.0
 # First bytes of an SQLite file.
 _SQLITE = b"SQLite format 3\0"
-# No journal is needed, as a crash leaves no file in place.
+# No journal is needed: after a crash there is no file at the path that it could repair.
 _PRAGMAS = "PRAGMA page_size=16384; PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
 
 
@@ -300,7 +300,7 @@ def parse_examples(
         for name, feature in features.items()
     }
     try:
-        # The operation runs on CPUs only.
+        # This operation can only run on a CPU.
         with tf.device("CPU:0"):
             columns = tf.io.parse_example(tf.constant(list(serialized), tf.string), spec)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as e:
@@ -331,7 +331,7 @@ def _example_features(serialized: bytes, path: Path) -> dict[str, Feature]:
 
 
 def to_tff(store: ArrowStore, path: Path) -> None:
-    """Writes a store as an SQLite file for TFF, devices and nodes of a fleet.
+    """Writes a store as an SQLite file that TFF, devices and nodes of a fleet can read.
 
     Args:
         path: The file, which must not exist yet.

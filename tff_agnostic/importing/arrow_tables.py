@@ -107,7 +107,7 @@ def _checked_texts(
             where = chunk.path_in_schema
             if not any(where == name or where.startswith(f"{name}.") for name in needed):
                 continue
-            # A run of equal values takes almost no bytes in the file.
+            # Estimate the size in memory, as a run of equal values takes almost no bytes in files.
             in_memory = chunk.num_values * _BYTES_OF.get(chunk.physical_type, 1)
             unpacked += max(chunk.total_uncompressed_size, in_memory)
             if chunk.physical_type == _TEXTS and where not in texts:

@@ -13,7 +13,7 @@ import numpy as np
 from tff_agnostic.data.store_format import MISSING, NO_CATEGORY
 from tff_agnostic.importing.options import ImportOptions
 
-# Stores have int64 labels, but models use int32.
+# Largest label that models can use: stores have int64 labels, but models use int32.
 _MAX_LABEL = 2**31 - 1
 _REAL_LABELS = " (label_kind=number is for labels that are real numbers)"
 # Larger numbers become infinite in float32.
@@ -139,7 +139,7 @@ class MissingValues:
                 "invalid category",
                 f"expected a name or number in {column}, found {type(value).__name__}",
             )
-        # A column of integers with a missing value is read as real numbers.
+        # Name 3.0 like 3: a column of integers with a missing value is read as real numbers.
         is_whole = isinstance(value, float) and value.is_integer()
         return str(int(value)) if is_whole else plain_name(str(value))
 
@@ -304,7 +304,7 @@ def _real_number(value: Any) -> float:
             "label that is not a number",
             f"expected a number as label, found {value!r}{_skip_hint(value)}",
         )
-    # Stores have float32 labels.
+    # Check the label as float32, which is its type in stores.
     if not np.isfinite(to_float32(np.asarray(number))):
         raise CellError(
             "label that is not finite",

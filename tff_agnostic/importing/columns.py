@@ -92,7 +92,7 @@ def runs(looks: Sequence[np.ndarray], count: int) -> Iterator[tuple[int, int]]:
     """Yields the start and the end of each run of equal rows.
 
     Args:
-        looks: Arrays [count]; within a run, each array is constant.
+        looks: Arrays [count]; rows are equal if they have equal entries in each of the arrays.
         count: Number of rows.
     """
     is_first = np.arange(count) == 0
@@ -282,7 +282,7 @@ class Columns:
             cells, size = block.columns[column], 1
             lengths = _lengths(cells)
             if lengths is not None and lengths[0] >= 0:
-                # `Block.parts` has made the lists of a column equally long.
+                # All lists have the same length, because `Block.parts` has split the block.
                 size = int(lengths[0])
                 lists = cells
                 cells = [*itertools.chain(*lists)] if isinstance(lists, list) else lists.flatten()
@@ -318,7 +318,7 @@ class Columns:
             is_wrong |= is_missing
         for k in np.flatnonzero(is_wrong).tolist():
             cell = cells[k] if isinstance(cells, list) else cells[k].as_py()
-            # Arrays of .npz files cannot have missing values.
+            # Omit the hint for .npz files, whose arrays cannot have missing values.
             accepts = self._options.format != "npz"
             hint = "set missing_values to accept missing ones" if accepts else ""
             errors[k] = (

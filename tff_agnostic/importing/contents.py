@@ -19,11 +19,11 @@ from tff_agnostic.data.store_format import DOMAIN, LABEL, TEST, TRAIN, StoreDesc
 from tff_agnostic.importing.source import hash64
 
 _MAX_NAMES = 5
-# Warn if a feature's root mean square exceeds this multiple of the smallest one's, or of 1: then no
-# learning rate fits both.
+# Warn if the largest root mean square of a feature is above this number, or above this multiple of
+# the smallest one: no learning rate then fits all features.
 _TIMES = 100
-# Warn of a client with a larger fraction of a domain's examples, if it also has more than
-# `_TIMES_THE_MEAN` times as many as the domain's mean client.
+# Warn if one client has more than this fraction of a domain's examples, and more than
+# `_TIMES_THE_MEAN` times the mean number of examples of the domain's clients.
 _LARGE_SHARE = 0.2
 _TIMES_THE_MEAN = 2
 # Minimum difference and minimum ratio of a class's test and train shares for a warning.

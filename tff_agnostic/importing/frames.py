@@ -33,7 +33,7 @@ from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import Format, ReadLog, Rows
 from tff_agnostic.importing.table_options import check
 
-# Data frames have the options of this format, whose columns also have types.
+# Data frames take the options of this format, because its columns have types, as theirs do.
 _FORMAT = "parquet"
 # Options that apply to clients in memory; other options only concern stores.
 _IN_MEMORY = (

@@ -50,7 +50,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
 
     try:
         with warnings.catch_warnings():
-            # This function checks the size itself.
+            # Ignore Pillow's warning about large images, as this function checks the size.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(content), formats=_FILES)
             # Check before decoding, as a small file may claim any size.
@@ -63,7 +63,7 @@ def _decoded(content: bytes, column: str, max_pixels: int) -> np.ndarray:
     except CellError:
         raise
     except Image.DecompressionBombError:
-        # Pillow's error has no attribute for the number of pixels.
+        # Omit the number of pixels, for which Pillow's error has no attribute.
         raise _too_large(column, max_pixels, "more") from None
     except (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error):
         raise _no_image(column, f"{len(content)} bytes of another format") from None

@@ -45,7 +45,8 @@ from tff_agnostic.importing.vocabulary import CategoryCounts, VocabularySummary,
 
 _SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".bmp")
-# Example code that imports image files. Messages do not rewrite quoted names as flags.
+# Example code that imports image files. Names of options are in quotes, so that messages do not
+# rewrite them as flags.
 _IMPORT_IMAGES = (
     "tff_agnostic.importing.frames.import_table({'image': [file.read_bytes() for file in files], "
     "'folder': [file.parent.name for file in files]}, 'images.store', **{'image_columns': 'image', "
@@ -139,7 +140,7 @@ class Import:
                 columns=stored_columns(options, log.numbers) if options.format in TABLES else None,
                 standardize=options.standardize,
             )
-            # Free this client index, as `ArrowStore` builds another one.
+            # Free the client index of `examples`, as `ArrowStore` builds another client index.
             del examples
             report = summarise(
                 ArrowStore(store),

@@ -250,7 +250,7 @@ def summarise(
     description = store.description
     shares = contents.class_shares(counts, description) if counts else None
     sizes = {name: split.examples for name, split in splits.items()}
-    # The shares only apply to splits made by this import.
+    # The option names the splits to expect only if this import made the splits.
     wanted = list(parse_shares(options.split)) if strata else []
     remarks = [
         *domain_remarks(splits, wanted, options.min_domain_examples),
@@ -349,7 +349,7 @@ def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterat
 
 
 def reading_remarks(log: ReadLog) -> Iterator[Remark]:
-    """Yields notes about rows as clients, and about changed names, numbers and characters."""
+    """Yields notes about clients of one row, and about changed names, numbers and characters."""
     if log.rows_are_clients:
         text = "Each row is a client, as client_column=row says: no client has several examples."
         yield Remark("rows_are_clients", text, {})

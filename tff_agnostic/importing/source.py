@@ -128,7 +128,7 @@ class ReadLog:
         self.rounded: Counter[str] = Counter()
         self.rows_are_clients = False
         self.controls = 0
-        # The default, Python's `id`, has no effect.
+        # By default these functions are Python's `id`, whose call has no effect.
         self.advance = advance
         self.say = say
         self._skips_bad = skip_bad

@@ -85,7 +85,7 @@ class Splits:
         self._division_options = [name for name in _DIVISION_OPTIONS if name in given]
 
     def assign(self, rows: Rows) -> tuple[pa.Array, pa.Array]:
-        """Returns each example's split, and its unit or null if the source names the split."""
+        """Returns each example's split, and its unit (null if the source names the split)."""
         is_named = np.zeros(len(rows), bool)
         for own_split in rows.split.unique().drop_null().to_pylist():
             self._check_room(own_split)

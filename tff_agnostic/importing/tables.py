@@ -109,7 +109,7 @@ def table_rows(options: ImportOptions, table: Table, where: Any, log: ReadLog) -
         if len(block):
             yield from columns.rows(block, log)
         if log.num_records == options.max_records:
-            # Do not read the next block, which may raise an error.
+            # Stop before the next block is read, as reading it may raise an error.
             break
     if columns is not None:
         columns.end()
@@ -180,7 +180,7 @@ def _open_csv(options: ImportOptions, path: Path, name: str, log: ReadLog) -> It
 
             return _row_blocks(rows(), [None] * len(header), read_columns, name, file)
 
-        # Keep a name that the options spell exactly.
+        # Leave a column's name unchanged if the options contain it in this spelling.
         exact = needed_columns(options)
         yield Table([n if n in exact else plain_name(n) for n in header], blocks)
 

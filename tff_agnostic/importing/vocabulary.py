@@ -132,7 +132,7 @@ class CategorySummary:
     Attributes:
         size: Number of known values.
         different: Number of different values of the training clients.
-        coverage: Fraction of the training examples' values that are known, without missing values.
+        coverage: Fraction of known values among the training examples' values that are not missing.
         unknown: Number of examples with an unknown value, by split.
     """
 

@@ -17,13 +17,13 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.models.metrics import ColumnLoss
 from tff_agnostic.models.model import ModelWeights
 
-# Number of synthetic examples, and the rows of each compared batch. The last row
-# is zeros, like padding.
+# Number of synthetic examples, and the indices of the examples in each compared batch. The last
+# example is zeros, like padding.
 _NUM_ROWS = 5
 _BATCH = (0, 1, 2)
 _SAME_SIZE = ((0, 3, 4), (4, 3, 2))
 _ALONE = ((0,), (2,))
-# Rounding errors differ by up to 0.01 between batch sizes, in a wide 16-bit layer. Values that
+# In a wide 16-bit layer, rounding changes values by up to 0.01 between batch sizes. Values that
 # truly depend on the batch size differ by much more.
 _SAME_SIZE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 _ALONE_TOLERANCE = {"rtol": 0.2, "atol": 0.05}
@@ -40,7 +40,7 @@ class Mixing(NamedTuple):
     Attributes:
         output: Index of the output among the flat outputs.
         values: The output of the same example in two batches.
-        is_alone: Whether the example is alone in the second batch.
+        is_alone: Whether the second batch contains no example but this one.
     """
 
     output: int
@@ -71,7 +71,7 @@ def on_made_up_examples(spec: Any, check: Callable[[Any], _T]) -> _T:
     try:
         return check(made_up_examples(spec))
     except tf.errors.OpError:
-        # TensorFlow rejects the label or id 1 if there is a single class or word.
+        # With a single class or word, only 0 is a valid label or id, and TensorFlow rejects 1.
         return check(made_up_examples(spec, largest_integer=0))
 
 
@@ -194,7 +194,7 @@ def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
         return loss
     if labels.shape.rank == outputs.shape.rank == 2:
         return loss
-    # Callers that pass fewer rows only check shapes: repeat their rows.
+    # Repeat the rows if there are fewer: a caller that passes fewer only checks shapes.
     rows = tf.range(_NUM_ROWS) % labels.shape[0]
     labels, outputs = tf.gather(labels, rows), tf.gather(outputs, rows)
     forms = [loss, ColumnLoss(loss)]
@@ -209,7 +209,7 @@ def is_single(value: Any) -> bool:
 
 
 def _is_per_example(loss: Any, labels: tf.Tensor, outputs: tf.Tensor) -> bool:
-    # If user code fails here, the caller's own call of it will report the failing lines.
+    # Ignore errors of user code here: the caller calls it again, and reports the failing lines.
     try:
         losses = loss(labels, outputs)
         is_vector = tf.is_tensor(losses) and losses.shape == labels.shape[:1]

@@ -158,7 +158,7 @@ def with_seed(model: Model, build: Callable[[], tf.keras.Model], seed: int) -> M
 
 
 def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
-    """Returns `model`, with the functions of an earlier model that computes the same, if any.
+    """Returns `model`, but with an earlier model's functions if that model computes the same.
 
     A runtime then reuses its traces of the earlier model. Two models compute the same if both are
     graphs of Keras' own layers with equal configurations, equal Keras losses and equal metrics. A
@@ -176,7 +176,7 @@ def sharing_functions(model: Model, earlier: Iterable[Model]) -> Model:
 
 
 def _description(model: Model) -> Optional[str]:
-    """Returns a string that identifies a model up to its metrics; None if no string can."""
+    """Returns a string that identifies all of a model except its metrics; None if none can."""
     keras_model = model.keras_model
     loss = model.loss.loss if isinstance(model.loss, ColumnLoss) else model.loss
     if keras_model is None or not keras_platform().is_graph(keras_model):
@@ -262,7 +262,7 @@ def refuse_other_dtypes(keras_model: tf.keras.Model) -> None:
 
 
 def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
-    """Raises `ValueError` if training would update other state than weights, or add losses."""
+    """Raises `ValueError` if training would add losses, or update state other than weights."""
     for module in model_layers(keras_model):
         if isinstance(module, tf.keras.layers.BatchNormalization) and module.trainable:
             raise ValueError(
@@ -295,7 +295,7 @@ def _checked(model: Model) -> Model:
     Raises:
         ValueError: If a check of the model's traced calls fails.
     """
-    # Losses that a call adds would be missing from the objective.
+    # Find losses that the model's call adds, as they would be missing from the objective.
     layers_with_losses: list[str] = []
 
     def note_losses() -> None:
@@ -569,7 +569,7 @@ class LastLayer(NamedTuple):
 
     Attributes:
         name: Name of the layer.
-        others: Patterns that match the layers to freeze in order to train this layer alone.
+        others: Patterns of the names of the layers to freeze so that only this layer is trained.
     """
 
     name: str

@@ -111,7 +111,7 @@ class Keras2:
                 if node.is_input:
                     continue
                 args, kwargs = node.map_arguments(values)
-                # Create one form even if a layer is called twice.
+                # Create only one form of a layer that is called several times.
                 if id(node.layer) not in forms:
                     forms[id(node.layer)] = make_form(node.layer)
                 outputs = tf.nest.flatten(forms[id(node.layer)](*args, **kwargs))
@@ -140,7 +140,8 @@ class Keras2:
             layer for layer in layers if isinstance(layer, lstm) and type(layer).call is lstm.call
         ]
         for layer in layers_to_change:
-            # The LSTM's `call` may select a fused kernel; the base class's only steps the cell.
+            # The LSTM's `call` may select a fused kernel; the base class's `call` always runs the
+            # cell step by step.
             layer.call = functools.partial(tf.keras.layers.RNN.call, layer)
         try:
             yield

@@ -84,7 +84,7 @@ class Keras3:
         make_form: Callable[[tf.keras.layers.Layer], Callable[..., Any]],
     ) -> tf.keras.Model:
         """Clones the graph, and calls the functions from `make_form` instead of the layers."""
-        # Create one form even if a layer is called twice. Functions of `keras.ops` have no form.
+        # Create only one form of a layer that is called several times; `keras.ops` have none.
         form = functools.cache(make_form)
 
         def call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
@@ -147,8 +147,8 @@ def _draw_from_given_seeds(keras_model: tf.keras.Model) -> int:
     than in Keras 2.
     """
     layers = tf.keras.layers
-    # In Keras 2 these layers have an index even if they draw nothing, and recurrent layers have one
-    # in addition to their cells'.
+    # In Keras 2 these layers have an index for seeds even if they draw nothing; a recurrent layer
+    # has one in addition to its cell's.
     counted = (layers.Dropout, layers.LSTM, layers.GRU, layers.SimpleRNN)
     count = 0
     for layer in model_layers(keras_model):

@@ -25,8 +25,8 @@ Series = Union[Sequence["tf.Tensor"], "tf.Tensor"]
 
 State = tuple["tf.Tensor", ...]
 
-# A step maps (state, values at one time step) to (new state, outputs). The new state is the next
-# state, or in the backward scan the gradient of the previous state.
+# A step maps (state, values at one time step) to (new state, outputs). In the forward scan the new
+# state is the state after the step, in the backward scan the gradient of the state before it.
 Step = Callable[..., tuple[State, State]]
 
 

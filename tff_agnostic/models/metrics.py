@@ -30,7 +30,7 @@ from tff_agnostic.base.text_ids import TokenIds
 # Minimum number of classes for which subtracting a one-hot matrix from scores costs too much.
 _MANY_CLASSES = 1000
 # Maximum cross-entropy of a word, in nats: more than twice the log(10,000) of a uniform guess.
-# Larger values share the last bin of distributions over clients, and secure sums clip them.
+# Larger values fall into the last bin of distributions over clients, and secure sums clip them.
 _MAX_CROSS_ENTROPY = 20.0
 
 # Function that maps (labels, predictions) to (numerator [n], denominator [n]), both float32.
@@ -48,7 +48,8 @@ def sparse_cross_entropy(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def cross_entropy(scores: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         softmax = tf.nn.softmax(scores)
-        # Take the log of the largest probability: the label's probability may underflow to 0.
+        # Compute log(sum(exp(scores))) from the most likely class's probability, as the label's
+        # probability may underflow to 0.
         log_total = tf.reduce_max(scores, axis=-1) - tf.math.log(tf.reduce_max(softmax, axis=-1))
         label_scores = tf.gather(scores, labels, axis=-1, batch_dims=1)
 
@@ -91,7 +92,7 @@ def takes_scores(loss: Any) -> Optional[bool]:
         return True
     if isinstance(loss, tf.keras.losses.Loss):
         # Some Keras losses store `from_logits` as an attribute, others as an argument of their
-        # function; the configuration has both.
+        # function; the configuration contains it in either case.
         from_logits = loss.get_config().get("from_logits")
     else:
         from_logits = getattr(loss, "from_logits", None)
@@ -99,10 +100,10 @@ def takes_scores(loss: Any) -> Optional[bool]:
 
 
 def _minus_at(rows: tf.Tensor, labels: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Subtracts values [n] from rows [n, classes] in the column of each row's label."""
+    """Subtracts each of `values` [n] from its row [classes], in the column of the row's label."""
     num_classes = rows.shape[-1]
     if num_classes is not None and num_classes < _MANY_CLASSES:
-        # TensorFlow can vectorise this product, but not scattering.
+        # Subtract a product, which TensorFlow can vectorise, unlike a scatter operation.
         return rows - tf.one_hot(labels, num_classes, dtype=rows.dtype) * values[:, tf.newaxis]
     positions = tf.stack([tf.range(tf.size(labels), dtype=labels.dtype), labels], axis=1)
     return tf.tensor_scatter_nd_sub(rows, positions, values)
@@ -148,7 +149,7 @@ class SentenceLoss:
         expected_length: Divisor of a sentence's summed loss; None for the mean.
     """
 
-    # Keras' cross-entropies use this name; see `takes_scores`.
+    # The name is that of Keras' cross-entropies, so that `takes_scores` finds the attribute.
     from_logits: ClassVar[bool] = True
 
     expected_length: Optional[float] = None
@@ -192,7 +193,7 @@ class Metric:
             sum.
         upper: Maximum of the ratio; None if unbounded. Distributions over clients use a grid from 0
             to `upper`: larger ratios fall into its last bin, and secure sums clip them.
-        higher_is_better: Whether larger values are better, which decides the worst domain.
+        higher_is_better: Whether larger values are better; it determines which domain is the worst.
         transform: An increasing function of the ratio, in TensorFlow, or None.
         num_bins: Number of points of the grid from 0 to `upper`.
         shown_as: "none" for plain numbers; "share" for numbers in [0, 1], displayed in percent;
@@ -345,7 +346,7 @@ def perplexity(sequence_length: int) -> Metric:
         upper=_MAX_CROSS_ENTROPY,
         higher_is_better=False,
         transform=tf.exp,
-        # Steps of 0.02 nats: quantiles of perplexity over clients are accurate to 1%.
+        # Bins of 0.02 nats make quantiles of perplexity over clients accurate to 1%.
         num_bins=1001,
         shown_as="factor",
     )

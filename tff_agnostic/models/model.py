@@ -18,7 +18,7 @@ from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.models.metrics import Metric
 
 Weights = Sequence["tf.Tensor"]
-# Module of the bridge to TFF, which is imported on use because it is in a higher layer.
+# Module with the bridge to TFF. It is imported on first use, because it is in a higher layer.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.models"
 
 
@@ -43,7 +43,7 @@ Examples = Mapping[str, Any]
 class Model:
     """A model in functional form.
 
-    All callables build TensorFlow ops from their arguments alone and may be traced in any graph.
+    All callables build TensorFlow ops only from their arguments, and may be traced in any graph.
 
     Two models are equal if everything except the values of their initial weights is equal. Equal
     models are traced once, for example in trials with different seeds.

@@ -142,7 +142,8 @@ def _cifg(units: int, size: int) -> list[tf.keras.layers.Layer]:
     return [CIFG(units, projection_units=size, return_sequences=True)]
 
 
-# Each cell maps (units, size of the projection) to the Keras layers of one recurrent layer.
+# Functions by name of the cell: each maps (units, size of the projection) to the Keras layers that
+# together form one recurrent layer.
 CELLS: Registry[Callable[[int, int], list[tf.keras.layers.Layer]]] = Registry(
     "recurrent cell", {"lstm": _lstm, "cifg": _cifg}
 )
@@ -338,7 +339,8 @@ def _last_state(units: int) -> tf.keras.layers.Layer:
     return LSTM(units)
 
 
-# Each pooling maps a number of units to the layer that reduces word vectors to one vector.
+# Functions by name of the pooling: each maps a number of units to the layer that reduces word
+# vectors to one vector.
 POOLINGS: Registry[Callable[[int], tf.keras.layers.Layer]] = Registry(
     "pooling", {"mean": _mean, "lstm": _last_state}
 )

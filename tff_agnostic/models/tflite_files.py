@@ -22,8 +22,8 @@ _FLEX = "Flex"
 _IDENTIFIER = b"TFL3"
 # Metadata entry with the minimum version of the interpreter that runs the file.
 _KEPT_METADATA = b"min_runtime_version"
-# Minimum size of a constant that an op replaces. Constants that the interpreter needs before a run,
-# such as shapes, are smaller.
+# Only constants of at least this size are replaced by ops. Constants that the interpreter needs
+# before a run, such as shapes, are smaller, and stay.
 _MIN_BYTES = 1024
 # Dtypes that the fill op of every runtime supports.
 _DTYPES = {

@@ -29,8 +29,8 @@ from tff_agnostic.models.model import Model
 _FUNCTION = "build_model"
 # Number of examples for trying a model.
 NUM_ROWS = 2
-# Maximum number and size of the models kept so that later models can share their functions. For
-# larger models tracing is cheap compared with training.
+# Models are kept so that later models can share their functions: at most this many models, of at
+# most this many parameters. Tracing a larger model is cheap compared with training it.
 _MAX_KEPT, _MAX_KEPT_PARAMETERS = 4, 10_000_000
 # Names that metrics may not have, as they are other columns of metrics.csv.
 _TAKEN = ("loss", "num_examples")

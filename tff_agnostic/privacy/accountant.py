@@ -28,9 +28,9 @@ _TOLERANCE = 1e-6
 # In the first part of a search, the grid of privacy losses is coarser by this factor, to save time.
 # This adds less than 0.02 to epsilon, and nearly the same for similar noise multipliers.
 _COARSER = 30.0
-# Integer orders for a rough bound of epsilon, which takes a twentieth of the time.
+# Integer orders for a rough bound of epsilon, in a twentieth of the time that all orders take.
 _FEW_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
-# Maximum number of rounds, more than any run has. Privacy losses of many more would take hours.
+# Maximum number of rounds, more than any run has. An account of many more would take hours.
 MAX_ROUNDS = 2**20
 UNIT = "client"
 _EVALUATIONS = "evaluations: their numbers are exact, and the evaluated clients are not protected"
@@ -164,8 +164,8 @@ def _rough_pld_epsilon(pairs: Sequence[tuple[Mechanism, int]], delta: float) -> 
 ACCOUNTANTS: Registry[Callable[[Sequence[tuple[Mechanism, int]], float], float]] = Registry(
     "privacy accountant", {PLD: _pld_epsilon, RDP: _rdp_epsilon}
 )
-# Functions that compute upper bounds of epsilon in a tenth of the time. Searches start with them,
-# and end with the accountant itself.
+# For each accountant, a function that computes an upper bound of epsilon in a tenth of the time.
+# Searches start with this function, and end with the accountant itself.
 _ROUGH = {PLD: _rough_pld_epsilon, RDP: _rough_rdp_epsilon}
 
 # Function that maps a noise multiplier to the mechanisms to compose.

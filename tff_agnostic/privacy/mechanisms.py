@@ -248,7 +248,7 @@ def _sampled_deltas(loss: Any, epsilons: np.ndarray, removed: bool) -> np.ndarra
     """
     q, variance = loss.sampling_prob, loss.standard_deviation**2
     sign = 1.0 if removed else -1.0
-    # Privacy losses are above log(1 - q) if Q excludes the client, and else below -log(1 - q).
+    # Privacy losses are above log(1 - q) if Q excludes the client; otherwise below -log(1 - q).
     deltas = np.maximum(-np.expm1(epsilons), 0.0)
     inside = sign * epsilons > math.log1p(-q)
     # Privacy loss of the release without sampling: log(1 + (e^epsilon - 1) / q).

@@ -42,7 +42,7 @@ class CohortSampling(Protocol):
 
     @property
     def rate(self) -> float:
-        """Maximum probability over clients of being in a round's cohort."""
+        """Probability that a client is in a round's cohort; the maximum over clients."""
 
     @property
     def sensitivity(self) -> float:
@@ -153,7 +153,7 @@ class _WithoutReplacement:
 
     @property
     def _densest(self) -> tuple[int, int]:
-        """Numbers of drawn and of all clients, in the stratum with the largest sampling rate."""
+        """Numbers of drawn clients and of all clients in the stratum with the largest rate."""
         raise NotImplementedError
 
     @property

@@ -20,7 +20,7 @@ from tff_agnostic.base.options import OptionError, Verbatim
 
 # A number of participations that exceeds the rounds of any run.
 _UNBOUNDED = 2**31
-# Maximum number of steps in the search for the worst pattern, which take about half a minute.
+# Maximum number of steps in the search for the worst pattern, at which it takes half a minute.
 _MAX_STEPS = 3 * 10**6
 # Entry of `_Options.free` for sums that no pattern reaches.
 _IMPOSSIBLE = -1

@@ -277,14 +277,14 @@ class CompiledClientWork:
         except _ConversionError as e:
             return str(e)
         # TensorFlow vectorises some convolutions as grouped convolutions, whose results on several
-        # CPU lanes were not reproducible. Conv2D is allowed: it remains if clients share a kernel.
+        # CPU lanes were not reproducible. Conv2D is not grouped: clients share its kernel.
         convolutions = sorted(op for op in _op_types(self._many) if "Conv" in op and op != "Conv2D")
         return f"it has convolutions ({convolutions[0]})" if convolutions else None
 
     @functools.cached_property
     def has_convolutions(self) -> bool:
         """Whether the client work has convolutions, whether vectorised or not."""
-        # The graph also contains the convolutions from before vectorisation.
+        # This finds all: the graph contains the operations before and after vectorisation.
         graph = self._many.graph.as_graph_def()
         inner = (node for function in graph.library.function for node in function.node_def)
         return any("Conv" in node.op for nodes in (graph.node, inner) for node in nodes)
@@ -447,7 +447,7 @@ def _choose(
 
 
 # A client mode maps (work, cohort, maximum clients per shard) to the function that runs a shard,
-# and the shards. The result depends on these arguments alone, so the number of devices or workers
+# and the shards. The result depends only on these arguments, so the number of devices or workers
 # does not affect sums.
 CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optional[int]], Plan]] = (
     Registry("client mode", {"auto": _choose, "vectorised": _vectorise, "streamed": _stream})
@@ -457,7 +457,7 @@ CLIENT_MODES: Registry[Callable[[CompiledClientWork, Sequence[Examples], Optiona
 def _largest_group(compiled: CompiledClientWork, num_rows: int) -> int:
     work, output = compiled.work, compiled.output_bytes()
     gathered = work.gathered_bytes
-    # If a model is a table, count only the rows that a client gathers: clients share the table.
+    # If clients gather rows of the model, count only these rows, as clients share the table.
     model = work.message_bytes if gathered is None else num_rows * gathered
     # Estimate the memory for weights and updates, outputs and encodings, a batch and gradients.
     bytes_per_client = 3 * model + 2 * output + 4 * num_rows * work.example_bytes

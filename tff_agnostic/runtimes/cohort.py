@@ -39,8 +39,8 @@ from tff_agnostic.runtimes.options import CohortOptions
 from tff_agnostic.runtimes.runtime import Evaluation, Runtime
 from tff_agnostic.runtimes.tff_exit import drop_tff_context_at_exit
 
-# Number of traces to keep for later trials of a comparison, and for small models also for later
-# runs in this process.
+# Number of traces to keep. Later trials of a comparison reuse them; those of small models serve
+# later runs in this process as well.
 _KEPT_TRACES = 32
 _SMALL_MODEL_BYTES = 2**22
 

@@ -1,6 +1,6 @@
 """Devices, threads (lanes) that run shards on them, and the division of a cohort into shards.
 
-A shard is a group of clients that one thread runs. Shards depend on the cohort alone, and are
+A shard is a group of clients that one thread runs. Shards depend only on the cohort, and are
 summed in order, so any number of devices or workers gives the same bits.
 
 Each communication step of a round has its own shards, because steps may differ in size. Client

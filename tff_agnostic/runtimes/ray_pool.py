@@ -27,10 +27,10 @@ from tff_agnostic.base.options import OptionError, Verbatim
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation, sum_in_order
 from tff_agnostic.runtimes.options import RayOptions
 
-# Number of functions that a worker keeps: for training and evaluation in two runs.
+# Number of functions that a worker keeps: enough for training and evaluation in two runs.
 _MAX_FUNCTIONS = 4
 _MAX_FAILED_STARTS = 3
-# Maximum number of worker deaths on one shard; then the shard is the likely cause.
+# After this many worker deaths on one shard, the shard is the likely cause, and the run fails.
 _MAX_LOSSES = 5
 # Number of concurrent shards of a worker with a GPU: it prepares one while the other runs.
 _LANES_PER_GPU = 2
@@ -42,7 +42,7 @@ Submit = Callable[[Any, int], Any]
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that must be the same in every process."""
+    """Returns the versions of the software that must be the same in every process."""
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "TensorFlow": tf.__version__,
@@ -146,7 +146,7 @@ def unpack(files: Mapping[str, bytes]) -> Callable[..., Any]:
             path.write_bytes(content)
         module = tf.saved_model.load(folder)
     run = module.run
-    # Keep a reference to the module, which the function alone does not keep alive.
+    # Keep a reference to the module, because the function does not keep the module alive.
     run.module = module
     function: Callable[..., Any] = run
     return function
@@ -328,7 +328,7 @@ def _room_on(node: Mapping[str, float], options: RayOptions) -> int:
     room = node.get("CPU", 0.0) / options.cpus_per_worker
     if options.gpus_per_worker > 0:
         room = min(room, node.get("GPU", 0.0) / options.gpus_per_worker)
-    # Tolerate rounding: a third of a CPU fits three times.
+    # Tolerate rounding, so that three workers with a third of a CPU each fit on one CPU.
     return int(room + 1e-6)
 
 

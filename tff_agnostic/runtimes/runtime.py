@@ -159,7 +159,7 @@ class Runtime(Protocol):
         """Returns the execution settings that may change the last bits of results, by flag."""
 
     def take_events(self) -> list[str]:
-        """Returns the events since the last call to report to the user, one line each."""
+        """Returns a line for the user about each event since the last call of this method."""
         return []
 
 

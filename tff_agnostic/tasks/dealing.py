@@ -17,7 +17,7 @@ def deal(
     examples: Mapping[str, np.ndarray],
     partition: Callable[[int], Sequence[np.ndarray]],
 ) -> InMemoryClients:
-    """Returns clients among whom all examples are divided.
+    """Divides all examples among clients, and returns the clients.
 
     Args:
         field: Name of the option with the number of clients.

@@ -63,7 +63,7 @@ def with_domain_input(task: Task, kind: str) -> Task:
         train=ClientsWithDomain(task.train),
         test=ClientsWithDomain(task.test),
         model=with_domain(task.model, task.num_domains),
-        # The tracked positions are in the weights of the original model.
+        # Track no weights, as the task's positions refer to the weights of the original model.
         tracked_weights={},
         inputs=ModelInputs({**inputs, INPUT: domain}, columns),
     )
@@ -105,7 +105,7 @@ def with_domain(model: Model, num_domains: int) -> Model:
     assert outer is not None
     (vectors,) = outer.get_layer(LAYER).trainable_weights
     position = next(k for k, weight in enumerate(outer.trainable_weights) if weight is vectors)
-    # Use this model's initial weights: the cached model may come from an equal model with others.
+    # Use this model's initial weights, as equal models with other weights share a cached model.
     trainable = list(model.initial_weights.trainable)
     trainable.insert(position, wider.initial_weights.trainable[position])
     weights = ModelWeights(trainable, model.initial_weights.non_trainable)

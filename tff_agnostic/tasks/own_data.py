@@ -170,7 +170,7 @@ def _features_task(store: Store, options: CustomOptions, build: Build) -> Task:
 def _known_categories(
     store: Store, options: CustomOptions
 ) -> Optional[Mapping[str, tuple[str, ...]]]:
-    """Returns the categories in the store `vocabulary`; None if `vocabulary` is a number."""
+    """Returns the categories in the store that `vocabulary` names; None if it is a number."""
     path = options.vocabulary
     if isinstance(path, int):
         return None

@@ -25,9 +25,11 @@ _MAX_VALUES = 1000
 _DTYPES = ("string", "int64")
 # Random stream for drawing training clients, distinct from other draws with the run's seed.
 _STREAM = 12
-# Name of the evaluated split if it is the training clients; "train" denotes cohorts.
+# Name of the evaluated split if the option selects the training clients. It is not "train", which
+# denotes cohorts.
 _EVALUATED_TRAIN = "train_clients"
-# Kinds of import warnings that runs repeat; runs count large clients themselves.
+# Kinds of import warnings that runs print again. Large clients are not among them, as runs count
+# these themselves.
 _IMPORT_REMARKS = ("class_shares", "classes_not_in_train", "copies_in_train")
 # File names of TFF's datasets.
 _TFF_FILES = {"emnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
@@ -111,7 +113,7 @@ def open_store(path: Path, features: Mapping[str, Feature]) -> Store:
 
 
 def import_remarks(store: Store) -> list[Remark]:
-    """Returns the warnings from a store's import that runs repeat."""
+    """Returns those warnings of a store's import that runs print again."""
     notes = store.content.notes if isinstance(store, ArrowStore) else {}
     return [
         Remark(
@@ -283,7 +285,7 @@ def tff_store(name: str, cache_dir: Optional[Path]) -> Path:
 
 
 def stackoverflow_words(cache_dir: Optional[Path], size: int) -> tuple[str, ...]:
-    """Returns the `size` words that most training users of TFF's Stack Overflow have used."""
+    """Returns the `size` words of TFF's Stack Overflow that the most training users have used."""
     folder = None if cache_dir is None else str(cache_dir)
     with _downloading("stackoverflow.word_count", "vocabulary", "a file of words") as datasets:
         return tuple(datasets.stackoverflow.load_word_counts(folder, size))

@@ -28,7 +28,7 @@ from tff_agnostic.data.store import Store
 from tff_agnostic.data.store_format import DOMAIN, LABEL, TEXT, TOKENS, Feature, StoreDescription
 from tff_agnostic.tasks.stored import as_texts, distinct_values, read_labels
 
-# Name of the input with one-hot categories if numbers are not a single vector.
+# Name of the input with one-hot categories, unless they are appended to a vector of numbers.
 CATEGORIES = "categories"
 
 

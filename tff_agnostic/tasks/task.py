@@ -16,14 +16,15 @@ from tff_agnostic.data.inputs import ModelInputs
 from tff_agnostic.data.store_format import TEST
 from tff_agnostic.models.model import Model
 
-# Key of the examples' digest in a fingerprint; a model may be evaluated on other examples.
+# Key of the examples' digest in a fingerprint. Comparisons of fingerprints ignore it where a model
+# may be used on examples of another data set.
 DATA = "data"
 # Keys of a user model's code in a fingerprint: the file, and the files that it imports.
 MODEL_CODE = ("model", "files that the model imports")
 TEST_SPLIT = TEST
 # Name of the split with validation examples, for choosing settings.
 HELDOUT_SPLIT = "heldout"
-# Name of the evaluated split if it is the training clients; see `evaluated_in_training`.
+# Name of the evaluated split if training clients are evaluated; see `evaluated_in_training`.
 TRAINING_SPLIT = "training"
 
 

@@ -7,8 +7,8 @@
   Exchange dump replaces them.
 - `text_classifier`: classification of texts, on any store of texts with labels.
 - `unigram`: the distribution of single words; an example is a word. It is the task of section 5.2
-  of Hamer, Mohri, Suresh 2020, where base predictors are unigram models of clients. Algorithms that
-  train use a single unigram model.
+  of Hamer, Mohri, Suresh 2020, where base predictors are unigram models of clients. Algorithms
+  without base predictors train a single unigram model.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def known_words(
 
     Args:
         options: The task's options.
-        frequent_words: Maps a number to this many of the data's most frequent words.
+        frequent_words: Called with a number; returns that many of the data's most frequent words.
     """
     if isinstance(options.vocabulary, int):
         return frequent_words(options.vocabulary)

@@ -13,7 +13,7 @@ from tff_agnostic.base.later import tf
 from tff_agnostic.computations.domain_losses import example_measures
 from tff_agnostic.models.model import Examples, Model, ModelWeights
 
-# Words in the message of `Diverged`, which the program replaces by the names of its flags.
+# Words that the message of `Diverged` contains; the program replaces them by names of flags.
 LEARNING_RATES = "the learning rate of the clients or of the server"
 # Maximum number of clients on which the untrained model is checked.
 _MAX_CLIENTS = 10

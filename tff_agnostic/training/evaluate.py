@@ -1,4 +1,4 @@
-"""Evaluates models on a task's clients, and each client's choice of a model."""
+"""Evaluates models on a task's clients, and evaluates the model that each client chooses."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tff_agnostic.training.problems import Arrays, clients_from_arrays
 
 # Random stream for drawing evaluated clients, distinct from other draws with the run's seed.
 _STREAM = 11
-# Maximum size, in bytes, of models to evaluate in one pass; an ensemble's weights
-# include all its predictors.
+# Maximum total size, in bytes, of the models to evaluate in one pass. An ensemble's weights include
+# all its predictors.
 _MAX_BYTES_AT_ONCE = 2**28
 
 
@@ -196,13 +196,13 @@ def prepared_evaluation(
     aggregation: Aggregation,
     noise: Optional[PrivateEvaluation] = None,
 ) -> Evaluation:
-    """Returns the evaluation for an `Evaluator`; it also counts predictions by class.
+    """Returns the evaluation for an `Evaluator`, which includes counts of predictions by class.
 
-    With plain sums, it computes bootstrap replicates over clients as well.
+    With plain sums, the evaluation includes bootstrap replicates over clients.
 
     Args:
         runtime: Runtime that executes the evaluation.
-        aggregation: The aggregation to use without noise.
+        aggregation: The aggregation to use if `noise` is None.
         noise: Private evaluation that adds noise; None without noise.
     """
     if noise is not None:
@@ -229,8 +229,8 @@ class ChoiceReport:
         models: Evaluation of each model, by name, on examples that clients do not use for the
             choice.
         chosen: Evaluation of each client with the model that it chooses.
-        in_hindsight: Evaluation in which each client uses, for each measure, the model with the
-            client's best value on its evaluated examples.
+        in_hindsight: Evaluation in which each client uses, for each measure, the model that turns
+            out best on the client's evaluated examples.
         num_choices: Number of clients that choose each model, by name.
         clients: Numbers of clients that chose, that had too few examples to choose, and that had
             non-finite values.

@@ -183,7 +183,7 @@ class PrivateTraining:
 
         Args:
             state: State after some rounds.
-            evaluations: Private evaluations of the run; None to account for its rounds alone.
+            evaluations: Private evaluations of the run; None to account only for its rounds.
         """
         self.noise_multiplier = float(state.aggregations[0].noise_multiplier)
         self.account.resume_from(int(state.round_num), self.noise_multiplier, evaluations)
@@ -281,7 +281,7 @@ class PrivateTraining:
             )
         clients = self._noisy_cohorts
         assert clients is not None
-        # Groups and their sizes do not depend on the noise.
+        # Any noise multiplier serves here, as groups and their sizes do not depend on it.
         facts = NoiseFacts(float(self._plan.clients_per_round), noise_key(self._options), 1.0)
         build = PRIVACIES[self._kind].build
         assert build is not None
@@ -295,7 +295,7 @@ class PrivateTraining:
         )
 
     def _tail(self, rounds: int) -> float:
-        """Bounds the probability that any noise so far lies beyond its generator's tail."""
+        """Bounds the probability that any noise so far is beyond the values of its generator."""
         tail = noise_tail(self.mechanism(self.noise_multiplier), rounds)
         if self.account.is_composed:
             assert self.evaluation is not None

@@ -41,10 +41,11 @@ class PlannedEvaluations(Protocol):
 
 
 def noise_tail(mechanism: Mechanism, releases: int) -> float:
-    """Returns a bound on the probability that any noise lies beyond its generator's tail.
+    """Returns a bound on the probability that any noise is beyond the values of its generator.
 
-    Generators never draw values beyond the tail, though the account assumes the complete
-    distribution. For noise from clients, the bound is for the sum of their noise.
+    Generators do not draw values in the outermost tails of a distribution, though the account
+    assumes the complete distribution. For noise from clients, the bound is for the sum of their
+    noise.
     """
     if mechanism.noise_multiplier == 0:
         return 0.0
@@ -54,7 +55,7 @@ def noise_tail(mechanism: Mechanism, releases: int) -> float:
             for group in mechanism.groups
         )
         return releases * math.fsum(beyond)
-    # A tree over n releases has fewer than 2 n nodes.
+    # Each node of a tree has noise, and a tree over n releases has fewer than 2 n nodes.
     return beyond_tail(2 * releases if isinstance(mechanism, TreeNoise) else releases)
 
 
@@ -88,8 +89,8 @@ class PrivateAccount:
         self._evaluations: Optional[PlannedEvaluations] = None
         # Number of rounds that earlier processes completed.
         self._completed = 0
-        # Number of releases of earlier processes, number of their model evaluations that this
-        # process does not repeat, and the releases that it repeats.
+        # About the releases of earlier processes: their number, the number of model evaluations in
+        # those that this process does not repeat, and a list of those that it repeats.
         self._num_earlier, self._over = 0, 0
         self._again: list[Release] = []
         self.accountant = self._accountant(noise_multiplier)
@@ -98,7 +99,7 @@ class PrivateAccount:
 
     @property
     def is_composed(self) -> bool:
-        """Whether evaluations are composed with training, as they have clients in common."""
+        """Whether epsilon is of training and evaluations together, as they share clients."""
         return self._evaluation is not None and self._evaluation.num_shared > 0
 
     def quantities(self, quantities: ReportFields) -> ReportFields:
@@ -147,8 +148,9 @@ class PrivateAccount:
     def evaluations(self, rounds: int) -> int:
         """Returns the number of model evaluations released up to a round.
 
-        The number includes past releases and due evaluations. If this run repeats a release of an
-        interrupted process, the release counts from its round on, and otherwise from the start.
+        The number includes past releases and due evaluations. The releases of an interrupted
+        process count from the start, except those that this run repeats: each of them counts from
+        its round on.
         """
         runs = self._evaluations
         if runs is None:
@@ -167,7 +169,7 @@ class PrivateAccount:
         Args:
             noise_multiplier: Noise multiplier of the rounds, which may have been calibrated for
                 fewer rounds.
-            evaluations: Private evaluations of the run; None to account for its rounds alone.
+            evaluations: Private evaluations of the run; None to account only for its rounds.
         """
         self._evaluations, self._completed = evaluations, rounds
         self._ahead = {}

@@ -52,7 +52,7 @@ class CohortPlan:
         rounds: Number of rounds.
         clients_per_round: Expected number of clients in a round.
         sampling: A name in `COHORT_SAMPLINGS`.
-        seed: Seed of draws that may be public.
+        seed: Seed of the draws that need not be secret.
     """
 
     clients: ClientDataset

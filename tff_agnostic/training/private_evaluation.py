@@ -151,9 +151,9 @@ class PrivateEvaluation:
     def digest(self, client_ids: Sequence[str]) -> str:
         """Returns a digest of the evaluated clients, the bounds and the noise level.
 
-        Evaluations that differ in any of these need independent noise. With the same noise, the
-        difference between two samples' sums would be exact, and two noise levels would reveal the
-        noise.
+        Evaluations that differ in any of these need independent noise. If two samples had the same
+        noise, the difference between their sums would be exact. If one noise were scaled to two
+        levels, the two results would reveal it.
 
         Args:
             client_ids: Ids of the clients, in order.
