@@ -1,4 +1,4 @@
-"""Warnings about data, which imports print for stores and runs for their clients."""
+"""Warnings about data: about a store after its import, and about the clients of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tff_agnostic.base.errors import agreeing, some_of
 
 # With fewer test examples, the standard error of an accuracy may exceed five percentage points.
 FEW_EXAMPLES = 100
-# Kinds of warnings about training, which reports print before other warnings.
+# Kinds of warnings about training. They come before all other warnings in reports.
 GIVEN_UP, ABSURD, UNMOVED = "given_up", "absurd_losses", "unmoved_lambda"
 TRAINING_WARNINGS = (GIVEN_UP, ABSURD, UNMOVED)
 # Maximum number of domain names in a sentence.

@@ -331,7 +331,7 @@ class StoreWriter:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
         try:
-            # A rename does not replace a file, or a folder with files.
+            # The rename fails if there is a file, or a folder with files, at the path.
             self._store.rename(self._path)
         except OSError:
             if not self._path.exists():

@@ -99,7 +99,7 @@ def class_remarks(counts: Classes, description: StoreDescription) -> Iterator[Re
             "file their numbers.",
             {"unused": unused, "classes": num_classes, "some": some},
         )
-    # Skip domains without any training example, which another warning names.
+    # Skip domains without any training example, as another warning is about them.
     absent = {
         domain: {name: n for name, n in classes.items() if name not in train[domain]}
         for domain, classes in test.items()

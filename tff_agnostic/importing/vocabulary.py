@@ -51,7 +51,7 @@ class WordCounts:
         return len(self._counts)
 
     def total_count(self, words: Iterable[str]) -> int:
-        """Returns the number of occurrences of all given words, which must differ."""
+        """Returns the sum of the counts of the given words, which must differ from one another."""
         return sum(self._counts[word] for word in words)
 
     def total(self) -> int:

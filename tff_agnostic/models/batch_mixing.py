@@ -179,7 +179,7 @@ def find_model_mixing(call: Callable[[Any, tf.Tensor], Any], examples: Any) -> O
 
 
 def per_example_loss(loss: Any, labels: tf.Tensor, outputs: Any) -> Any:
-    """Returns the loss, or its `ColumnLoss` if only that form gives one loss per example.
+    """Returns `loss`, or `ColumnLoss(loss)` if only the latter gives one loss per example.
 
     Keras losses for real numbers average over the last axis. Keras reshapes labels [n] to match
     outputs [n, 1] for loss objects, but not for loss functions, which would compute all n^2

@@ -33,7 +33,7 @@ def _emnist_cnn(num_classes: int, policy: str) -> Model:
 
 
 def image_model(build: Callable[[], tf.keras.Model]) -> Model:
-    """Returns a Keras model with cross-entropy loss as a classifier of EMNIST images.
+    """Returns a classifier of EMNIST images: a Keras model with cross-entropy loss.
 
     Args:
         build: Returns the Keras model for images [28, 28, 1].

@@ -85,7 +85,7 @@ def model_from_keras(
     trainable = list(keras_model.trainable_weights)
     non_trainable = list(keras_model.non_trainable_weights)
     if not (trainable or non_trainable or keras_model.built):
-        # Check this for Keras 3; Keras 2 raises a similar error by itself.
+        # Only Keras 3 needs this check, as Keras 2 raises a similar error by itself.
         raise ValueError(
             f"weights of the model {keras_model.name!r} have not yet been created: its first layer "
             "must be a tf.keras.Input"
@@ -181,10 +181,10 @@ def _description(model: Model) -> Optional[str]:
     loss = model.loss.loss if isinstance(model.loss, ColumnLoss) else model.loss
     if keras_model is None or not keras_platform().is_graph(keras_model):
         return None
-    # A layer's configuration does not contain its adapted state.
+    # Such a layer's configuration does not contain the state to which it is adapted.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         return None
-    # A Keras loss may wrap a user's function.
+    # Check the loss's function as well, as a Keras loss may wrap a user's function.
     computed_by = (type(loss), getattr(loss, "fn", type(loss)))
     if not isinstance(loss, tf.keras.losses.Loss) or not all(map(_is_keras_object, computed_by)):
         return None
@@ -198,7 +198,7 @@ def _description(model: Model) -> Optional[str]:
         return None
     if not _names_keras_only(config.get("config")):
         return None
-    # The strings of specs and losses contain shapes, dtypes and settings.
+    # Specs and losses as strings are precise enough: with shapes, dtypes and settings.
     parts = (
         config,
         str(model.example_spec),
@@ -282,7 +282,7 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 
 
 def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
-    # A layer whose mean and variance are constructor arguments has no weights for them.
+    # A layer has no such weights if mean and variance are arguments of its constructor.
     mean, variance = (getattr(layer, name, None) for name in ("adapt_mean", "adapt_variance"))
     if mean is None or variance is None:
         return False
@@ -374,7 +374,7 @@ def _mixing_layer(
         if len(output.shape) and output.shape[0] is None
     ]
     variables = [*keras_model.trainable_weights, *keras_model.non_trainable_weights]
-    # In Keras 3 a sequential model has no input before its first call.
+    # In Keras 3 a sequential model has `inputs`, but no `input` before its first call.
     is_sequential = isinstance(keras_model, tf.keras.Sequential)
     inputs = keras_model.inputs[0] if is_sequential else keras_model.input
     probe = tf.keras.Model(inputs, [output for _, output in pairs])
@@ -413,7 +413,7 @@ def trace_outputs(
             weight_specs, model.example_spec, tf.TensorSpec([2], tf.int32)
         )
     except AttributeError as e:
-        # Tensors replace the weights here, and tensors have no `assign`.
+        # The model called `assign` of a weight: tensors replace the weights, and have no `assign`.
         raise ValueError(
             f"the model is not a pure function of its weights: {' '.join(str(e).split())}"
         ) from e

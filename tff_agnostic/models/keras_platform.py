@@ -113,7 +113,7 @@ class KerasPlatform(Protocol):
 @functools.cache
 def keras_platform() -> KerasPlatform:
     """Returns the `KerasPlatform` of the installed Keras; loads TensorFlow."""
-    # Not every release exposes its version in `tf.keras`.
+    # Look for a class of Keras 3, as not every release has its version in `tf.keras`.
     if hasattr(tf.keras, "StatelessScope"):
         from tff_agnostic.models.keras3 import Keras3
 

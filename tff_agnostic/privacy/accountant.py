@@ -45,7 +45,7 @@ _NEVER_COVERED = (
 NOT_COVERED = (_EVALUATIONS, *_NEVER_COVERED)
 # Value above which epsilon guarantees next to nothing.
 WEAK_EPSILON = 10.0
-# Maximum probability of noise beyond its generator's tail, as a fraction of delta.
+# Maximum probability of noise outside its generator's range, as a fraction of delta.
 _TAIL_SHARE = 0.01
 
 
@@ -64,8 +64,8 @@ class PrivacyAccountant:
         mechanisms: The mechanisms to compose, all about one client population, such as training and
             evaluation on the same clients.
         delta: The delta of (epsilon, delta).
-        name: A name in `ACCOUNTANTS`. None selects the first mechanism's preferred accountant that
-            applies to all mechanisms.
+        name: A name in `ACCOUNTANTS`. None selects one that applies to all mechanisms: of these,
+            the one that the first mechanism prefers.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ def check_delta(delta: float, clients: int) -> None:
 
 
 def check_tail(tail: float, delta: float) -> None:
-    """Raises OptionError if the probability of noise beyond its generator's tail is too high.
+    """Raises OptionError if the probability of noise outside its generator's range is too high.
 
     Args:
         tail: Bound on this probability over the entire run.
@@ -277,7 +277,7 @@ def _calibrated(
             slope = math.log(current / last[1]) / math.log(noise / last[0])
         last = (noise, current)
         root = noise * (target_epsilon / current) ** (1 / slope) if current > 0 else 0.0
-        # Try slightly above the root, then slightly below it: together they bracket it.
+        # Try a value slightly above the root, then one slightly below: both bracket the root.
         noise = root * (1 + 0.4 * _TOLERANCE)
         if noise > high * (1 - 0.1 * _TOLERANCE):
             noise = root * (1 - 0.4 * _TOLERANCE)
@@ -380,7 +380,7 @@ class PrivacyStatement:
         remarks: Additional notes, such as that the noise seed is known.
         count_noun: Noun for the releases that `rounds` counts.
         noise_generator: Title of the noise generator; None if the statement is not about a run.
-        noise_tail: Bound on the probability that any noise lies beyond its generator's tail; None
+        noise_tail: Bound on the probability that any noise is outside its generator's range; None
             if the statement is not about a run.
     """
 

@@ -485,8 +485,8 @@ def noisy_cohorts(
         drawn_cohorts = SecretCohorts(sampling.clients, noise_clients, sampling.expected_clients)
     else:
         noise_clients = round(sampling.expected_clients)
-        # In 2 of 100 rounds, a Poisson cohort is more than two standard deviations
-        # below its mean size.
+        # This minimum discards few sums: a Poisson cohort is more than two standard deviations
+        # below its mean size in only 2 of 100 rounds.
         default_min = max(1, math.floor(noise_clients - 2 * math.sqrt(noise_clients)))
     given = participation.min_clients
     least = max(default_min if given is None else given, needed)

@@ -283,7 +283,7 @@ class CompiledClientWork:
 
     @functools.cached_property
     def has_convolutions(self) -> bool:
-        """Whether the client work has convolutions, whether vectorised or not."""
+        """Whether the client work has convolutions, vectorised or not."""
         # This finds all: the graph contains the operations before and after vectorisation.
         graph = self._many.graph.as_graph_def()
         inner = (node for function in graph.library.function for node in function.node_def)
@@ -388,8 +388,8 @@ def _op_types(traced: Any) -> set[str]:
         by_name = {node.name: node for node in nodes}
         names, reached = list(names), set()
         while names:
-            # A node's input names another node's output, "node:y:0", or
-            # a control dependency, "^node".
+            # The input of a node is a string: the output of another node, "node:y:0", or a control
+            # dependency, "^node".
             name = names.pop().lstrip("^").partition(":")[0]
             if name in reached or name not in by_name:
                 continue

@@ -111,7 +111,7 @@ class CohortRuntime(SummingRuntime):
         return SumOnLanes(compiled, self._options, self.running_lanes)
 
     def execution(self) -> dict[str, Any]:
-        """Returns settings that may change results' last bits; see `runtime.Runtime.execution`."""
+        """Returns settings that may change last bits of results; see `Runtime.execution`."""
         return {**self._options.execution(), "device": ", ".join(sorted(self.device_kinds()))}
 
     def device_kinds(self) -> set[str]:

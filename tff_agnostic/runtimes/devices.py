@@ -141,7 +141,7 @@ def sum_in_order(values: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
 # Maximum number of shards of streamed clients, enough to balance 8 workers. Each waiting shard
 # takes memory for a model.
 MAX_STREAMED_SHARDS = 32
-# Number of padding rows that costs less than another shard.
+# A shard may always have this many padding rows: they cost less than another shard.
 _FREE_PADDING = 2048
 _MAX_PADDING_SHARE = 0.25
 

@@ -42,7 +42,7 @@ class ExecutionOptions(Options):
             raise self.error("max_clients_in_step", "no value with xla or streamed clients")
 
     def execution(self) -> dict[str, Any]:
-        """Returns options that may change results' last bits, by name, and TensorFlow's release."""
+        """Returns options that may change the last bits of results, and TensorFlow's release."""
         major, minor, *_ = importlib.metadata.version(TENSORFLOW).split(".")
         values = {field.name: getattr(self, field.name) for field in _EXECUTION}
         return {**values, TENSORFLOW: f"{major}.{minor}"}

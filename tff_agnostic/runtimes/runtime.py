@@ -63,7 +63,7 @@ class Evaluation(abc.ABC):
     def __call__(
         self, measured: Any, parts: Iterable[Sequence[Examples]], state: Any = None
     ) -> RawEvaluation:
-        """Evaluates weights on chunks of clients, so that not all clients must be in memory.
+        """Evaluates weights on one chunk of clients after another, to limit the clients in memory.
 
         The chunks' sums are added before decoding, so that no partial sum is revealed.
 

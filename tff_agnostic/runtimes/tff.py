@@ -335,7 +335,7 @@ class ProgramContext(tff.program.NativeFederatedContext):
 
 
 class _Call(NamedTuple):
-    """A computation bound to its argument, with the interface of a computation without argument."""
+    """A computation and its argument, with the interface of a computation without argument."""
 
     computation: tff.Computation
     argument: Optional[Any]

@@ -132,7 +132,8 @@ def read_adult(path: Path) -> Table:
         raise UserError(f"{path}: expected UCI's Adult file, cannot read it ({e})") from e
     features, labels, domain_ids = [], [], []
     for number, line in enumerate(lines, start=1):
-        # Skip the first line of the test file, a comment, and the empty last line of both files.
+        # Skip the first line of the test file, which is a comment, and the last line of both
+        # files, which is empty.
         if not line.strip() or line.startswith("|"):
             continue
         where = f"{path}:{number}"

@@ -64,7 +64,7 @@ class CustomOptions(DomainOptions, SentenceOptions):
     categories: Literal["one_hot", "ids"] = "one_hot"
 
     def refuse(self, names: tuple[str, ...], reason: str) -> None:
-        """Raises OptionError if one of these options, which have no effect, is not its default."""
+        """Raises OptionError if an option without effect, one of `names`, is not its default."""
         for field in dataclasses.fields(self):
             if field.name in names and getattr(self, field.name) != field.default:
                 raise self.error(field.name, f"no value, as {reason}")

@@ -39,8 +39,8 @@ class Task:
         model: The model to train.
         tracked_weights: Trainable scalars whose values rounds report, by name: each is (index of
             the weight array, flat index in the array).
-        fingerprint: Digests, by name, of the data that training reads in addition to flags, such as
-            the vocabulary. A run is resumed and evaluated only if they are equal.
+        fingerprint: Digests, by name, of the data that training reads in addition to flags: of the
+            vocabulary, for example. A run is resumed and evaluated only if its digests are equal.
         test_split: Name of the split in `test`: "test", "heldout" while tuning, or "training".
         remarks: Returns warnings about skipped data.
         class_names: Names of the classes; None if labels have no names.

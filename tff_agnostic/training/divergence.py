@@ -54,7 +54,7 @@ def diverged(
 
 
 def _never_finite(model: Model, clients: Iterable[Examples]) -> Optional[str]:
-    """Returns the name of a value that is finite for no client before training; None if none."""
+    """Returns the name of a value that is not finite for any client before training, or None."""
     spec = tf.nest.map_structure(
         lambda w: tf.TensorSpec(np.shape(w), np.asarray(w).dtype), model.initial_weights
     )

@@ -295,7 +295,7 @@ class PrivateTraining:
         )
 
     def _tail(self, rounds: int) -> float:
-        """Bounds the probability that any noise so far is beyond the values of its generator."""
+        """Bounds the probability that any noise so far is outside its generator's range."""
         tail = noise_tail(self.mechanism(self.noise_multiplier), rounds)
         if self.account.is_composed:
             assert self.evaluation is not None

@@ -41,11 +41,10 @@ class PlannedEvaluations(Protocol):
 
 
 def noise_tail(mechanism: Mechanism, releases: int) -> float:
-    """Returns a bound on the probability that any noise is beyond the values of its generator.
+    """Returns a bound on the probability that any noise is outside its generator's range.
 
-    Generators do not draw values in the outermost tails of a distribution, though the account
-    assumes the complete distribution. For noise from clients, the bound is for the sum of their
-    noise.
+    Generators never draw values outside a range, though the account assumes the complete
+    distribution. For noise from clients, the bound is for the sum of their noise.
     """
     if mechanism.noise_multiplier == 0:
         return 0.0
@@ -116,7 +115,7 @@ class PrivateAccount:
         now, later = (rounds, self.evaluations(rounds)), (rounds + 1, self.evaluations(rounds + 1))
         spent = self._ahead.get(now) or self._pool.submit(self._spent, *now)
         if rounds < self._last:
-            # Compute the next epsilon while the next round runs, as it takes longer than
+            # Compute the next epsilon while the next round runs, as computing it takes longer than
             # a small model's round.
             self._ahead = {later: self._pool.submit(self._spent, *later)}
         return OrderedDict(report, privacy=spent.result())
