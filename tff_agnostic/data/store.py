@@ -383,7 +383,7 @@ class StoreClients(ListedClients):
     def client_domain_counts(self) -> Optional[np.ndarray]:
         """Returns the examples by client and domain, int64 [clients, p]; None if unknown."""
         stored = {name: k for k, name in enumerate(self._store.description.domains)}
-        # A task's domains may differ from the store's.
+        # The store's counts are of no use if the task has other domains.
         if not self._has_row_each or not {*stored} <= {*self._domain_names}:
             return None
         table = self._store.domain_table(self._split)

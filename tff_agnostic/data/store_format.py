@@ -186,7 +186,7 @@ def parse_description(text: str) -> tuple[StoreDescription, dict[str, Any]]:
     """
     try:
         content = json.loads(text)
-        # JSON can encode lone surrogates, which are not valid text.
+        # Reject lone surrogates, which JSON can encode but which are not valid text.
         json.dumps(content, ensure_ascii=False).encode()
         version = content.get("version")
         if version == FORMAT_VERSION:

@@ -183,7 +183,7 @@ class StoreWriter:
         with self._errors():
             counts = [_unit_counts(bucket) for bucket in self._read_buckets()]
         if counts:
-            # A unit of several clients may be in several buckets.
+            # Sum over buckets, as the clients of one unit may be in several buckets.
             total = _summed(pa.concat_tables(counts), "n", "sum")
             total = total.sort_by([("unit", "ascending"), ("domain", "ascending")])
             for batch in total.to_batches(_UNITS_AT_ONCE):

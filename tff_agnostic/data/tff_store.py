@@ -88,9 +88,9 @@ class TffStore(Store):
         if split in self._counts:
             return self._counts[split]
         counts: dict[str, int] = {}
-        # The largest rowid is an upper bound of the number of rows: deleted rows leave gaps.
+        # The largest rowid is an upper bound of the number of rows, as deleted rows leave gaps.
         ((left,),) = self._query("SELECT coalesce(MAX(rowid), 0) FROM examples")
-        # SQLite's order of UTF-8 bytes equals Python's order of strings.
+        # Clients are sorted as in Python, because SQLite compares strings by their UTF-8 bytes.
         for client, n in self._query(
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
             "ORDER BY client_id COLLATE BINARY",
@@ -194,7 +194,7 @@ class TffStore(Store):
         """Yields rows one by one, as a million clients' rows would need much memory."""
         try:
             for row in self._connection().execute(sql, parameters):
-                # A column of SQLite may contain values of any type.
+                # Check the types of values, as a column of SQLite may contain values of any type.
                 for value, kind in zip(row, kinds):
                     if type(value) is not kind:
                         raise UserError(
@@ -218,11 +218,11 @@ class TffStore(Store):
             raise UserError(f"{self.path}: {message}") from e
 
     def _connection(self) -> sqlite3.Connection:
-        # SQLite's connections must not be used in another thread, or after a fork.
+        # Open a connection in each thread and after a fork, as SQLite forbids sharing connections.
         if getattr(self._local, "pid", None) != os.getpid():
             uri = self.path.absolute().as_uri() + "?mode=ro"
             self._local.connection = sqlite3.connect(uri, uri=True, timeout=_PATIENCE)
-            # See SQLite's advice on untrusted files.
+            # Follow SQLite's advice on untrusted files.
             self._local.connection.executescript(
                 "PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;"
             )
@@ -231,7 +231,7 @@ class TffStore(Store):
         return connection
 
     def _check_tables(self) -> None:
-        # Views, triggers and virtual tables run code when the file is read or written.
+        # Reject views, triggers and virtual tables, which run code when a file is read or written.
         for kind, name in self._query(
             "SELECT type, name FROM sqlite_master "
             "WHERE type NOT IN ('table', 'index') OR coalesce(rootpage, 0) <= 0"

@@ -391,7 +391,7 @@ class _TextCheck:
         for cell in () if self._has_text else cells:
             text = cell if isinstance(cells, list) else cell.as_py()
             if not isinstance(text, str) or not text.strip():
-                # A blank cell is evidence for neither text nor numbers.
+                # Skip blank cells, which are evidence neither for text nor for numbers.
                 continue
             self._has_text = number_in(text) is None
             if self._has_text:

@@ -164,7 +164,7 @@ class _Converter:
             x = _item(x, int(self._options.text_column))
         if isinstance(x, str):
             tokens = self._normalizer.sentence(self._normalizer.tokenize(x))
-            # In LEAF's language data, the label is the text that follows, not a class.
+            # In LEAF's data for language models, a label is the text that follows x, not a class.
             is_text = isinstance(y, str) and not self._options.class_names
             if is_text and self._options.are_classes:
                 return {TOKENS: tokens}

@@ -93,7 +93,7 @@ def _arrays(path: Path, options: ImportOptions) -> tuple[list[str], dict[str, np
                 files.check_unpacked(path, member.compress_size, member.file_size, options)
                 with archive.open(member) as content:
                     arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
-                    # Read the end of the member, where zip verifies the checksum.
+                    # Read to the end of the zip's member, where its checksum is verified.
                     if content.read(1):
                         raise ValueError(f"{name} continues after its last row")
                 if (

@@ -203,7 +203,7 @@ def _rows(
         except SyntaxError as e:
             raise _malformed(path, text, e) from None
         except (LookupError, ValueError) as e:
-            # The file's encoding is unknown, or the parser does not support it.
+            # Other errors occur if the file's encoding is unknown or not supported by the parser.
             if isinstance(e, UserError):
                 raise
             raise _unexpected(path, f"{e!s:.100}", ": ") from None
@@ -298,7 +298,7 @@ def _post(
     if kind is None:
         log.skip("neither question nor answer", client)
         return
-    # Find the domains of questions without an owner too, as their answers inherit the tags.
+    # Find the domain even if a question has no owner, as its answers inherit its tags.
     domain = post_domain(attributes)
     if client is None:
         log.skip("post without owner")

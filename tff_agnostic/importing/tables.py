@@ -246,7 +246,7 @@ def _parsed(line: str) -> dict[str, Any] | CellError:
     try:
         row = json.loads(line)
         if _SURROGATE.search(line):
-            # JSON can encode lone surrogates, which are not valid text.
+            # Reject lone surrogates, which JSON can encode but which are not valid text.
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as e:
         detail = f"expected JSON, found: {str(e) or type(e).__name__}"

@@ -208,7 +208,7 @@ class _HtmlText(HTMLParser):
         self._code = f" {CODE_MARK} " if code == "word" else " "
 
     def updatepos(self, i: int, j: int) -> int:
-        # Skip the parser's line counting at each tag, which is not needed.
+        # Do not count lines at each tag, as the parser does, because no line number is needed.
         return j
 
     def parse_html_declaration(self, i: int) -> int:
@@ -240,7 +240,7 @@ class _HtmlText(HTMLParser):
         if tag in _BLOCKS:
             self.blocks.append([])
         else:
-            # Words around code must not become one word.
+            # Separate the words before and after code, so that they do not become one word.
             self.blocks[-1].append(self._replacement(tag))
         if tag in self._dropped and self._depth:
             self._depth -= 1

@@ -58,7 +58,7 @@ def in_order(
             try:
                 added = next(rest, None)
             except UserError as e:
-                # The blocks before this error may raise other errors first.
+                # Raise this error later, because the blocks before it may raise errors first.
                 error, added = e, None
             if added is not None:
                 waiting.append((added, pool.submit(_call, added)))

@@ -94,7 +94,7 @@ def made_up_examples(spec: Any, largest_integer: int = 1) -> Any:
         elif one.dtype.is_integer or one.dtype.is_bool:
             values = rng.integers(largest_integer + 1, size=shape)
             if len(shape) == 1:
-                # Make the labels of neighbouring rows differ.
+                # Give neighbouring rows different labels.
                 values = np.arange(_NUM_ROWS) % (largest_integer + 1)
         else:
             raise UserError(
@@ -173,7 +173,7 @@ def find_model_mixing(call: Callable[[Any, tf.Tensor], Any], examples: Any) -> O
     expected = outputs(0)
     draws = not are_equal(expected, outputs(1))
     if draws and not are_equal(expected, outputs(0)):
-        # Random operations have their own state, so no two calls can be compared.
+        # The model's random operations have a state, so no two of its calls can be compared.
         return None
     return find_mixing(with_seed(0), examples, with_sizes=not draws)
 

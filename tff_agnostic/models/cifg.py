@@ -90,7 +90,7 @@ def cifg(
             )
             dz = to_tensor(dz_steps)
             dx, d_kernel, d_bias = input_gradients(x, kernel, dz)
-            # The first step contributes nothing: its r_{t-1} is zero.
+            # The first step adds nothing to the gradient of U, as its r_{t-1} is zero.
             weights = [d_kernel, product_over_steps(r_all[:-1], dz[1:]), d_bias]
             if projection is not None:
                 weights.append(product_over_steps(to_tensor(h), to_tensor(dr_steps)))

@@ -222,10 +222,10 @@ def _names_keras_only(config: Any) -> bool:
     if isinstance(config, Mapping):
         if "class_name" in config:
             name, module = str(config["class_name"]), str(config.get("module") or "")
-            # Tensor operations are of class TFOpLambda in Keras 2, and from keras.ops in Keras 3.
+            # A tensor operation is of class TFOpLambda in Keras 2, and of keras.ops in Keras 3.
             if "Lambda" in name or "Op" in name or not _is_keras_module(module):
                 return False
-        # The configuration of a lambda contains its code as "value".
+        # Reject lambdas: their configurations contain their code as "value".
         return "value" not in config and all(map(_names_keras_only, config.values()))
     return not isinstance(config, list) or all(map(_names_keras_only, config))
 
@@ -351,7 +351,7 @@ def _refuse_mixing(
         return
     assert model.keras_model is not None
     place = f"the model {model.keras_model.name!r}"
-    # The layer's name is unavailable for some graphs; the error is correct without it.
+    # Omit the layer if it is not found in the graph; the error is correct without its name.
     with contextlib.suppress(Exception):
         layer, mixing = _mixing_layer(model.keras_model, weights, made["x"], training)
         place = f"layer {layer!r}"
@@ -421,7 +421,7 @@ def trace_outputs(
 
 def refuse_captured_state(traced: Any) -> None:
     """Raises `ValueError` if a traced function reads variables that are not its arguments."""
-    # A variable captured by a closure would silently keep its first value.
+    # Reject variables that a closure captures, as they would silently keep their first values.
     if any(tensor.dtype == tf.resource for tensor in traced.graph.external_captures):
         names = sorted({variable.name for variable in traced.graph.variables})
         raise ValueError(

@@ -215,7 +215,7 @@ def swapped_each(slots: Sequence[Slot], replacements: Sequence[Any]) -> Iterator
 
 
 def _in_dtype(value: tf.Tensor, dtype: Optional[str]) -> tf.Tensor:
-    # Keras casts variables, but not these tensors, when a mixed-precision layer reads them.
+    # Keras casts variables that mixed-precision layers read, but not the tensors used here.
     current = tf.as_dtype(value.dtype)
     if dtype is None or current == dtype or not current.is_floating:
         return value

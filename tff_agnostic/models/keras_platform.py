@@ -143,7 +143,7 @@ class LayerSeeds:
 
 def model_layers(keras_model: tf.keras.Model) -> list[Any]:
     """Returns the model and all layers in it."""
-    # `submodules` also traverses the dropout mask caches of Keras 2, and fails there.
+    # Keras 2's `submodules` would traverse the caches of dropout masks, and fail there.
     return list(keras_model._flatten_layers())
 
 

@@ -166,7 +166,7 @@ def product_over_steps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 def input_product(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Returns x @ kernel + bias for all steps, [T, B, n], in one product."""
-    # Appending the bias to the kernel saves a pass over the result and over its gradient.
+    # Append the bias to the kernel, which saves a pass over the result and one over its gradient.
     kernel_and_bias = tf.concat([kernel, bias[tf.newaxis]], axis=0)
     projected = tf.matmul(_with_ones(flat(x)), kernel_and_bias)
     shape = tf.shape(x)
@@ -383,7 +383,7 @@ def lstm(
             )
             dz = to_tensor(dz)
             dx, d_kernel, d_bias = input_gradients(x, kernel, dz)
-            # The first step contributes nothing: its h_{t-1} is zero.
+            # The first step adds nothing to the gradient of U, as its h_{t-1} is zero.
             return dx, d_kernel, product_over_steps(h_all[:-1], dz[1:]), d_bias
 
         return time_major(h_all), gradients

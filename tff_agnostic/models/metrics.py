@@ -220,7 +220,7 @@ class Metric:
 def _correct_class(labels: tf.Tensor, predictions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     predicted = tf.argmax(predictions, axis=-1, output_type=labels.dtype)
     correct = tf.cast(tf.equal(predicted, labels), tf.float32)
-    # TensorFlow cannot vectorise tf.ones_like.
+    # Avoid tf.ones_like, which TensorFlow cannot vectorise.
     return correct, tf.ones(tf.shape(correct))
 
 

@@ -187,7 +187,7 @@ def _rows(spec: Any, value: int) -> Any:
 
 
 def _largest_label(data: ModelData) -> int:
-    # A loss that accepts the largest label accepts all labels.
+    # Try the largest label, as a loss that accepts it accepts all labels.
     largest = data.num_ids if data.predicts_next_words else data.num_classes
     return (largest or 1) - 1
 

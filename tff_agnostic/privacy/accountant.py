@@ -127,7 +127,7 @@ def _rdp_epsilon(
     total = np.sum([mechanism.rdp(count, orders) for mechanism, count in pairs], axis=0)
     if np.any(np.isnan(total)):
         raise ValueError(f"a Renyi divergence is not a number: {[m for m, _ in pairs]}")
-    # With a lot of noise, rounding may produce slightly negative divergences.
+    # Clip at 0: with a lot of noise, rounding may make divergences slightly negative.
     total = np.maximum(total, 0.0)
     epsilon, _ = dp_accounting.rdp.compute_epsilon(orders, total, delta)
     return float(epsilon)
@@ -147,7 +147,7 @@ def _pld_epsilon(
             # an equally useless epsilon.
             return quickly
     (mechanism, count), *others = pairs
-    # Use the first mechanism's grid for all, as it has the most releases.
+    # Use the first mechanism's grid for all mechanisms, as this one has the most releases.
     interval = coarser * mechanism.interval(count)
     loss = mechanism.privacy_loss(count, interval)
     for mechanism, count in others:
@@ -236,7 +236,7 @@ def noise_for_epsilon(
         pairs = [(m, n) for m, n in zip(mechanisms(noise_multiplier), counts) if n]
         return max(0.0, _ROUGH[name](pairs, delta))
 
-    # For a very small target, the rough bound may be too large at any noise multiplier.
+    # Use the exact epsilon if the target is so small that no noise brings the bound below it.
     cheap = next((e for e in (rough, epsilon) if e(_MAX_NOISE) <= target_epsilon), None)
     if cheap is None:
         smallest = f"{epsilon(_MAX_NOISE):.6g} is left with a noise multiplier of {_MAX_NOISE:g}"

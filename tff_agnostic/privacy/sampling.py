@@ -357,7 +357,7 @@ class CountedCohorts:
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
         """Returns the divergences of releasing a sum and its cohort's size."""
         sizes = scipy.stats.binom(self.clients, self.expected_clients / self.clients)
-        # A discarded sum has no divergence.
+        # The first term is for cohorts whose sum is discarded: it has a divergence of 0.
         below = self.min_clients - 1
         terms = [np.full(len(orders), sizes.logcdf(below))]
         for size in self._sizes():

@@ -166,7 +166,7 @@ class _Forest:
             for size in self._sizes:
                 following = _with_block(following, size, self._most, self._separation)
             self._options_after.append(following)
-            # Equal options mean that all participations are used, so later trees add nothing.
+            # If `following` equals `last`, all participations are used: further trees add nothing.
             self._is_final = _are_equal(last, following)
         return self._options_after[min(num_trees, len(self._options_after) - 1)]
 

@@ -153,7 +153,7 @@ class _TracedOnce(Generic[_Traced]):
         self._name = name
 
     def __get__(self, instance: Any, owner: Optional[type] = None) -> _Traced:
-        # Python calls `__get__` only while the instance has no attribute of this name.
+        # Store the value in the instance: Python then no longer calls `__get__` for this name.
         with TRACING:
             traced = vars(instance)
             if self._name not in traced:
@@ -408,7 +408,7 @@ def _op_types(traced: Any) -> set[str]:
 
 @contextlib.contextmanager
 def _quiet_tensorflow() -> Iterator[None]:
-    # Messages about operations without a converter are long, and help only TensorFlow's developers.
+    # Hide messages about operations without a converter: they only help TensorFlow's developers.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)

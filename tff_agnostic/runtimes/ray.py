@@ -148,7 +148,7 @@ class SumOnRay:
             ExecutionError: If the workers fail.
         """
         pool = self._pool()
-        # Start the workers first, as this process traces meanwhile.
+        # Start the workers now, so that they start while this process traces functions.
         pool.start(max(1, len(cohort)))
         plan = CLIENT_MODES[self._options.client_mode]
         function, shards = plan(self.compiled, cohort, self._options.max_clients_in_step)
@@ -216,7 +216,7 @@ def _connected(address: str, start_seconds: float) -> Iterator[None]:
 def _start(start_seconds: float) -> None:
     """Starts Ray on this machine's loopback interface."""
     config = {
-        # By default workers have the lowest priority, and barely run on a busy machine.
+        # Ray's default is the lowest priority, with which workers barely run on a busy machine.
         "worker_niceness": 0,
         "worker_register_timeout_seconds": math.ceil(start_seconds),
     }
@@ -232,7 +232,7 @@ def _start(start_seconds: float) -> None:
                 _system_config=config,
             )
             return
-        # Ray raises a plain Exception if its node is too slow.
+        # Catch every Exception, as Ray raises a plain one if its node starts too slowly.
         except Exception as e:
             ray.shutdown()
             if _TOO_SLOW not in str(e) or attempt == _START_ATTEMPTS:
@@ -247,7 +247,7 @@ def _join(address: str) -> None:
         _check_answers(host_port)
     try:
         ray.init(host_port, log_to_driver=False, logging_level=logging.ERROR)
-    # Ray raises SystemExit if the cluster rejects this process.
+    # Catch SystemExit, which Ray raises if the cluster rejects this process.
     except (Exception, SystemExit) as e:
         ray.shutdown()
         raise _no_ray(host_port, _one_line(e)) from e

@@ -232,7 +232,7 @@ class WorkerPool:
                     try:
                         results[shard] = ray.get(ref)
                     except ray.exceptions.RayTaskError as e:
-                        # The function itself failed, and would fail on every worker.
+                        # The function itself failed, and another worker would not help.
                         raise (e.cause if isinstance(e.cause, ExecutionError) else e) from None
                     except ray.exceptions.RayError as e:
                         self._replace(worker, "died; its clients run again")

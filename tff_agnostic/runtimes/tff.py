@@ -144,7 +144,7 @@ class TffWorker:
                     stdin=subprocess.DEVNULL,
                     stdout=self._log,
                     stderr=self._log,
-                    # Ctrl-C in a terminal is for the training loop, which still needs the worker.
+                    # Ctrl-C must not end the worker, which the training loop still needs.
                     start_new_session=True,
                 )
             except BaseException as e:
@@ -203,7 +203,7 @@ class TffRuntime(Runtime):
         """Starts the worker and makes it TFF's current execution context."""
         drop_tff_context_at_exit()
         self._stack.enter_context(self._worker)
-        # A context keeps connections, so a restarted worker needs a new context.
+        # Create a new context, as an old one keeps connections to a worker that has stopped.
         self._context = create_context(self._worker)
         self._stack.enter_context(self.installed())
         return self

@@ -155,7 +155,7 @@ def _parse_row(line: str, where: str) -> dict[str, str]:
     if len(values) != len(COLUMNS):
         raise UserError(f"{where}: expected {len(COLUMNS)} columns, found {len(values)}")
     row = dict(zip(COLUMNS, values))
-    # Labels in the test file end with a full stop.
+    # Remove the full stop at the end of labels in the test file.
     row["income"] = row["income"].rstrip(".")
     if row["income"] not in _LABELS:
         raise UserError(f"{where}: expected {' or '.join(_LABELS)}, found {row['income']!r}")

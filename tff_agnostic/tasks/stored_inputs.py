@@ -146,7 +146,7 @@ class StoredInputs:
         """Returns the categories' entry of a `Task.fingerprint`; empty without categories."""
         if not self.categories:
             return {}
-        # The digest covers the columns' order, which is the order of the inputs.
+        # The digest depends on the order of the columns, as it is the order of the inputs.
         return {CATEGORIES: digest(repr(list(self.categories.items())).encode())}
 
 

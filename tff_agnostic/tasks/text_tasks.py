@@ -224,7 +224,7 @@ class Corpus:
             sequence_length: Maximum number T of words per example.
             advice: Advice on how to keep these words.
         """
-        # TFF's stores do not record the lengths of sentences.
+        # Omit the warning for TFF's stores, which do not record the lengths of sentences.
         if self.store.description.kind is None:
             return []
         lengths = self.store.sentence_lengths(TRAIN_SPLIT)
@@ -249,7 +249,7 @@ def known_words(
         content = path.read_bytes()
         if content.startswith(_SQLITE):
             return load_store(path).vocabulary()
-        # Windows editors may start a file with a byte order mark.
+        # Skip a byte order mark, with which Windows editors may start a file.
         lines = content.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as e:
         problem = Verbatim(f"an unreadable file {path} ({e})")

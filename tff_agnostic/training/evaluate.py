@@ -207,7 +207,7 @@ def prepared_evaluation(
     """
     if noise is not None:
         return runtime.measurement(noise.measurement, noise.aggregation)
-    # Replicates with known weights would reveal values that secure sums hide.
+    # As the weights of replicates are known, replicates would reveal what secure sums hide.
     replicates = num_replicates(task.num_domains) if isinstance(aggregation, PlainSum) else 0
     counting = class_counting(task.model, task.num_domains)
     measurement = model_measurement(task.model, task.num_domains, replicates, counting)

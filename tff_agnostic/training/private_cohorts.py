@@ -184,7 +184,7 @@ class SecretNumbers:
         return self.permutation(values)[:size]
 
     def _words(self, size: int) -> np.ndarray:
-        # Use a separate stream for every call.
+        # Use a separate stream of random words for every call.
         first, second = (*self._place, 0)[:2]
         nonce = np.array([first, second, self._calls], np.uint32)
         self._calls += 1
