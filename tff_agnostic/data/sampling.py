@@ -30,14 +30,14 @@ _POOLED_STREAM = 17
 # Kinds of sampling with cohorts of random size.
 SIZES_BY_CHANCE = frozenset({"poisson"})
 
-# Called with the index of a round, from 1; returns the ids of the round's clients.
+# Function that maps the index of a round, from 1, to the ids of the round's clients.
 Draw = Callable[[int], list[str]]
 
 # A seed of NumPy's generators; or a function that is called with the index of a random stream (and
 # the index of a round), and returns an object with the methods of NumPy's generators.
 Seed = Union[int, Callable[..., Any]]
 
-# Called with (clients, p, c, seed of the run); returns the function that samples each cohort.
+# Function that maps (clients, p, c, seed of the run) to the function that samples each cohort.
 Sampling = Callable[[ClientDataset, int, int, Seed], Draw]
 
 
@@ -230,7 +230,7 @@ COHORT_SAMPLINGS: Registry[Sampling] = Registry(
     },
 )
 
-# Called with (index of a round, number of participating clients); returns the examples of silent
+# Function that maps (index of a round, number of participating clients) to the examples of silent
 # clients, which report without participating.
 Silent = Callable[[int, int], list[Examples]]
 

@@ -51,8 +51,8 @@ class RunningStatistics:
         """Adds examples.
 
         Args:
-            block: Numbers [n, d], NaN if missing. Infinity, which training rejects, counts as
-                missing too.
+            block: Numbers [n, d], NaN if missing. Infinity counts as missing, because
+                training rejects it.
         """
         values = np.where(np.isfinite(block), np.asarray(block, np.float64), np.nan)
         n = np.isfinite(values).sum(axis=0)

@@ -6,7 +6,7 @@ A store is a folder of Arrow files, which `data.store_writer` writes:
     clients.parquet  split, client, first row, number of rows, number of examples of each domain
     store.json       description, digest, vocabulary, lengths of sentences; written last
 
-`load_store` also opens the SQLite files of TFF, see `data.tff_store`.
+`load_store` opens these folders, and the SQLite files of TFF; see `data.tff_store`.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def vocabulary_digest(words: Sequence[str]) -> str:
     return digest("\n".join(words).encode())
 
 
-# Called with (client id, columns of the features); returns examples.
+# Function that maps (client id, columns of the features) to examples.
 ToExamples = Callable[[str, Mapping[str, np.ndarray]], Examples]
 
 

@@ -15,7 +15,8 @@ from tff_agnostic.models.model import Examples
 # Module to import on first use, because it is in a higher layer.
 _BRIDGE = "tff_agnostic.computations.tff_bridge.programs"
 
-# Called with a client id; returns the domain of all its examples: an index, or a name for stores.
+# Function that maps a client id to the domain of the client's examples: an index or, in stores, a
+# name.
 DomainOf = Callable[[str], Any]
 
 

@@ -26,7 +26,7 @@ _TIMES = 100
 # `_TIMES_THE_MEAN` times the mean number of examples of the domain's clients.
 _LARGE_SHARE = 0.2
 _TIMES_THE_MEAN = 2
-# Minimum difference and minimum ratio of a class's test and train shares for a warning.
+# Warn about a class whose shares of test and of train have at least this difference and ratio.
 _OTHER_SHARE, _TIMES_THE_SHARE = 0.05, 1.5
 # Maximum difference that counts as chance, in standard errors.
 _ERRORS = 3.0

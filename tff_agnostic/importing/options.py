@@ -39,7 +39,7 @@ _MATH = re.compile(
     re.DOTALL,
 )
 
-# Options that apply to the given formats only.
+# For some formats, the options that apply only to them.
 _OPTIONS_BY_FORMATS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("stackexchange",): ("processes", "domain", "markup"),
     ("text_folders",): ("sentences", "sentences_per_client", "sentences_per_group"),

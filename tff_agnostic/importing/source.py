@@ -166,8 +166,8 @@ class Format:
     """A registry entry for a public format.
 
     Attributes:
-        read: Called with options, input paths and a log; yields examples. It reports skipped
-            records and the number of bytes read to the log.
+        read: Called with options, input paths and a log; yields examples. It reports to the log
+            which records are skipped, and how many bytes are read.
         find_inputs: Called with input paths; returns the files to read.
         check: Raises a `UserError` if options are missing or contradict one another.
         has_groups: Whether examples may have a group.

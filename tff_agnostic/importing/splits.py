@@ -52,7 +52,7 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
 
 
 def unit_split(unit: int, shares: Mapping[str, float]) -> str:
-    """Returns the split of a unit according to its hash alone.
+    """Returns the split that the hash of a unit determines.
 
     Args:
         unit: Hash of the unit minus 2**63, a signed 64-bit integer.

@@ -56,7 +56,7 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff", b"\x00<", b"<\x00")
 _EXPECTED = "the Posts.xml of a Stack Exchange dump"
 _TYPES = {"1": "question", "2": "answer"}
 
-# Called with the attributes of a question or answer; returns its domain, None without one.
+# Function from the attributes of a question or answer to its domain; None if it has none.
 _DomainOf = Callable[[Mapping[str, str]], Optional[str]]
 
 
@@ -211,7 +211,7 @@ def _rows(
 
 
 class _WithoutControls:
-    """A dump that replaces control characters, which XML does not allow, by spaces."""
+    """A dump in which spaces replace control characters, as XML does not allow these."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.num_controls = 0

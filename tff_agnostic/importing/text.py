@@ -38,7 +38,7 @@ _TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "letters": lambda text: list(filter(None, map(_letters, text.split()))),
 }
 URL = "<url>"
-# Replacement of characters that have an ASCII equivalent; the others are dropped.
+# Replacements of characters that have an ASCII equivalent. Others outside ASCII are dropped.
 _TWINS = str.maketrans(
     {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": " - "}
     | {"\u2026": "...", "\u00a0": " "}

@@ -170,7 +170,7 @@ def _at_most(words: list[str]) -> Iterator[list[str]]:
         yield words[start : start + _MAX_WORDS]
 
 
-# Called with pieces of a text, which end between words; yields the words of each sentence.
+# Functions that get a text in pieces, which end between words, and yield each sentence's words.
 _SENTENCES: dict[str, Callable[[Iterable[str], Normalizer], Iterator[list[str]]]] = {
     "punctuation": _by_punctuation,
     "lines": _by_lines,

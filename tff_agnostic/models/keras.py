@@ -116,7 +116,7 @@ def model_from_keras(
 def fixed_from_keras(keras_model: tf.keras.Model, like: Model) -> Model:
     """Wraps a trained Keras model as a `Model` without trainable weights.
 
-    As it is not trained, it may have moving averages, added losses and weights of any dtype.
+    As it is not trained again, it may have moving averages, added losses and weights of any dtype.
 
     Args:
         keras_model: The Keras model; none of its weights are trainable afterwards.

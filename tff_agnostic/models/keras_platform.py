@@ -153,7 +153,7 @@ def name_layers_afresh() -> None:
 
 
 def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
-    """Returns a model with the same outputs, in which Keras' own layers replace this package's.
+    """Returns a model with the same outputs, with Keras' layers instead of this package's.
 
     Args:
         model: A Keras model. It is returned unchanged if it is neither functional nor sequential,
@@ -170,7 +170,7 @@ def plain_keras(model: tf.keras.Model) -> tf.keras.Model:
 
 
 def foreign_layers(model: tf.keras.Model) -> dict[str, str]:
-    """Returns a model's layers that are not Keras' own, as name -> module and class.
+    """Returns the module and class of each layer that is not Keras' own, by the layer's name.
 
     This includes the model itself if it is neither functional nor sequential.
     """

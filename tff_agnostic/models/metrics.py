@@ -267,8 +267,8 @@ def binary_accuracy(from_logits: bool) -> Metric:
     Predictions above a threshold are class 1.
 
     Args:
-        from_logits: Whether predictions are logits, with threshold 0, or probabilities, with
-            threshold 1/2.
+        from_logits: True if predictions are logits, whose threshold is 0; False if they are
+            probabilities, whose threshold is 1/2.
     """
     threshold = 0.0 if from_logits else 0.5
 

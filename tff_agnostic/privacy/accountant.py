@@ -1,4 +1,4 @@
-"""Computes epsilon of composed releases, calibrates noise and rounds, states the guarantee."""
+"""Computes epsilon of composed releases, calibrates noise and rounds, and states guarantees."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class IntegerGroup:
 
     Attributes:
         noise_multiplier: Noise multiplier z_g: if the expected number of clients reports, their
-            total noise has the standard deviation z_g `clip`.
+            total noise has the standard deviation z_g times `clip`.
         clip: Clip norm c_g before rounding, in steps of the integer grid.
         dimension: Number d_g of values in the group, including padding for the rotation.
     """

@@ -76,7 +76,7 @@ class IntegerSampling(Protocol):
         """Maximum change of a sum between neighbouring populations, in clip norms."""
 
     def participations(self, rounds: int) -> int:
-        """Returns the maximum number of rounds, of `rounds`, in which a client reports."""
+        """Returns in how many of `rounds` rounds a client reports at most."""
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:
         """Returns a round's Renyi divergences at each order, amplified by the sampling.
@@ -288,7 +288,7 @@ class SecretCohorts:
         )
 
     def participations(self, rounds: int) -> int:
-        """Returns the maximum number of rounds, of `rounds`, in which a client reports."""
+        """Returns in how many of `rounds` rounds a client reports at most."""
         return math.ceil(rounds / (self.clients // self.answering))
 
     def amplified(self, divergence: Divergence, orders: np.ndarray) -> np.ndarray:

@@ -214,7 +214,7 @@ class TffRuntime(Runtime):
     def installed(self) -> AbstractContextManager:
         """Returns a context in which the worker is TFF's current execution context.
 
-        Prepared computations enter it for each call. Otherwise a call after the runtime has exited
+        Each call of a prepared computation enters it. Otherwise a call after the runtime has exited
         would use TFF's default context, and start a worker that never stops.
         """
         return tff.framework.get_context_stack().install(self._context)

@@ -37,8 +37,8 @@ class Task:
         train: Training clients.
         test: Clients for evaluation.
         model: The model to train.
-        tracked_weights: Trainable scalars whose values rounds report, by name: each is (index of
-            the weight array, flat index in the array).
+        tracked_weights: Trainable scalars, by name, whose values are part of each round's report.
+            Each is (index of the weight array, flat index in the array).
         fingerprint: Digests, by name, of the data that training reads in addition to flags: of the
             vocabulary, for example. A run is resumed and evaluated only if its digests are equal.
         test_split: Name of the split in `test`: "test", "heldout" while tuning, or "training".

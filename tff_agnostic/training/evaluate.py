@@ -267,7 +267,7 @@ def evaluate_choice(
     worst_min_examples: int = 1,
     percentiles: Sequence[float] = DEFAULT_PERCENTILES,
 ) -> ChoiceReport:
-    """Evaluates each test client's choice of a model.
+    """Evaluates test clients with each model, and with the model that each client chooses.
 
     Args:
         models: Weights of each model to choose from, by name; the main model is first.
