@@ -36,8 +36,8 @@ from tff_agnostic.data.store_format import (
 )
 from tff_agnostic.models.model import Examples
 
-# Maximum bytes of examples to cache per split: runs read a client in many rounds, but a comparison
-# caches a split for each seed.
+# Maximum bytes of examples to cache per split. Runs need a cache, as they read a client in many
+# rounds, but a comparison has a cache for each split and each seed.
 KEPT_BYTES = 16 * 2**20
 # Number of examples in memory during a pass over a store, a multiple of `statistics._BLOCK_ROWS`.
 _BATCH_ROWS = 16_000
@@ -154,7 +154,7 @@ class SortedExamples:
         import pyarrow as pa
         from pyarrow import parquet
 
-        # The file stays mapped as long as its columns are in use.
+        # Do not close the map: the file must stay mapped as long as its columns are in use.
         with open(folder / EXAMPLES, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.table = pa.ipc.open_file(pa.py_buffer(self._map)).read_all()

@@ -240,8 +240,8 @@ class Record:
     Attributes:
         client: Id of the client.
         domain: Name of the example's domain.
-        features: The other values by name: "tokens", the words of a sentence separated by single
-            spaces; or "label" and the inputs of a model.
+        features: The example's values by name: "tokens", the words of a sentence separated by
+            single spaces; or "label" and the inputs of a model.
         split: Split of the example, "train", "heldout" or "test", if the source determines it.
     """
 

@@ -24,7 +24,7 @@ _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _PLAIN = r"\d+([.,]\d+)?"
 _NO_VALUE = r"(?i)n/?a|n\.a\.|none|null|missing|-+|\?+|\."
 _SKIPPED = " (bad_records=skip leaves out records without one)"
-# Advice by pattern of an invalid number. The first match wins, as 1,400 matches two patterns.
+# Advice for each pattern of an invalid number. If several match, as for 1,400, the first counts.
 _HINTS = {
     r"[+-]?\d{1,3}([,.' ]\d{3})+([,.]\d*)?": "write numbers without signs between thousands",
     r"[+-]?\d+(_\d+)+": "write numbers without underscores",

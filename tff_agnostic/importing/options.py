@@ -251,7 +251,7 @@ class ImportOptions(Options):
 
 
 def check_used(options: ImportOptions, given: Collection[str]) -> None:
-    """Rejects given options that have no effect with the format or other options.
+    """Rejects options of the user that have no effect in combination with the other options.
 
     Args:
         given: Names of the options that a user gave.

@@ -75,7 +75,7 @@ class Skewness:
         """Explains the skewness in sentences for the terminal."""
         if self.num_domains == 1:
             return f"There is one domain, {self.rarest}: nothing to weigh against one another."
-        # The bound of theorem 1 contains the root of s / m, and s / m = 1 / m_k.
+        # Name m_k, as the bound of theorem 1 contains the root of s / m, and s / m = 1 / m_k.
         return (
             f"Skewness s(Lambda || m) on the training split: {self.value:.1f}; "
             f"{self.num_domains} domains of equal size would have {self.num_domains}. For the "

@@ -242,7 +242,7 @@ def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
     line, column = error.position
     result = str(error).partition(":")[0]
     try:
-        # The first and the last character may be incomplete.
+        # Accept an incomplete first or last character: the tail may begin and end within one.
         text.tail.lstrip(_CONTINUATIONS).decode("utf-8")
     except UnicodeDecodeError as e:
         if e.reason != "unexpected end of data" and result.startswith("not well-formed"):

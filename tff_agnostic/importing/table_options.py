@@ -21,7 +21,7 @@ _RESERVED = (DOMAIN, LABEL, TOKENS)
 VECTOR = "x"
 # Value of `client_column` that makes each row a client, if no column has this name.
 ROW = "row"
-# Separator between the name of a repeated column and its number, until inputs are parsed.
+# It replaces the colon between a repeated column's name and number until inputs are parsed.
 _OCCURRENCE = "\0"
 
 
@@ -111,7 +111,7 @@ def check(options: ImportOptions) -> None:
     no_numbers = "no value without feature_columns"
     no_values = "no value without feature_columns or categorical_columns"
     no_categories = "no value without categorical_columns"
-    # (option, whether it has an effect, expected value otherwise)
+    # Each entry: an option, whether it has an effect, and the value to expect if it has none.
     for name, has_effect, expected in (
         ("group_column", options.split_by == "group", no_groups),
         ("class_names", options.label_column is not None, no_labels),

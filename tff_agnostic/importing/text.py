@@ -204,7 +204,7 @@ class _HtmlText(HTMLParser):
         self.blocks: list[list[str]] = [[]]
         self._depth = 0
         self._dropped = _DROPPED_BY_TREATMENT[code]
-        # The placeholder that replaces code inside a sentence.
+        # The text that replaces code inside a sentence: a placeholder or a space.
         self._code = f" {CODE_MARK} " if code == "word" else " "
 
     def updatepos(self, i: int, j: int) -> int:

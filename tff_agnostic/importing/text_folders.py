@@ -129,7 +129,7 @@ def _by_punctuation(pieces: Iterable[str], normalizer: Normalizer) -> Iterator[l
     for piece in pieces:
         for word in normalizer.tokenize(piece):
             ends = is_sentence_end(word)
-            # "... ?" ends one sentence, not two.
+            # Several signs such as "... ?" end only one sentence.
             if (ended and not ends) or len(words) == _MAX_WORDS:
                 yield words
                 words = []

@@ -19,7 +19,7 @@ Block = TypeVar("Block")
 Result = TypeVar("Result")
 # Maximum number of processes; more would wait for the process that reads and writes.
 _MAX_PROCESSES = 4
-# The factory of this worker process's function, and the function once created.
+# In a worker process: the factory of its function, and the function once it is created.
 _make: Callable[[], Callable[[Any], Any]]
 _work: Optional[Callable[[Any], Any]] = None
 

@@ -485,7 +485,7 @@ def _constraints(trainable: Sequence[tf.Variable]) -> Optional[WeightConstraints
         traced = tf.function(lambda w, constrain=constraint: constrain(w), autograph=False)
         try:
             once = traced(tf.constant(weight, tf.float32))
-        # Keras 2's RadialConstraint creates variables; Keras itself cannot train with it.
+        # An example is Keras 2's RadialConstraint, which creates variables; Keras cannot use it.
         except Exception as e:
             raise ValueError(
                 f"{place}: expected a constraint that TensorFlow can trace, found {kind}, which "
@@ -605,7 +605,7 @@ def with_frozen(weights: ModelWeights, frozen: Sequence[int]) -> ModelWeights:
     """Reorders a Keras model's weights: frozen weights become the first non-trainable ones.
 
     Args:
-        weights: Trainable and other weights in the Keras model's order.
+        weights: Trainable and non-trainable weights in the Keras model's order.
         frozen: Positions among the trainable weights, ascending; see `Model.frozen`.
     """
     trainable = list(weights.trainable)

@@ -368,7 +368,7 @@ class PrivacyStatement:
     Attributes:
         epsilon: Epsilon of all releases so far.
         delta: The delta of (epsilon, delta).
-        rounds: Number of rounds, or other releases, that the guarantee covers.
+        rounds: Number of releases that the guarantee covers, such as rounds.
         noise_multiplier: Noise multiplier z of a round's complete release.
         split: Noise multiplier of each group of values in the release.
         adjacency: How neighbouring client populations differ.

@@ -51,7 +51,7 @@ class RawEvaluation(NamedTuple):
 
 
 class Evaluation(abc.ABC):
-    """Federated evaluation of a model's weights, or of another measurement.
+    """Federated evaluation of a model's weights, or federated measurement of other values.
 
     Args:
         aggregation: How client outputs are summed.
@@ -145,7 +145,7 @@ class Runtime(Protocol):
         return self.measurement(model_measurement(model, num_domains), aggregation)
 
     def measurement(self, measurement: Measurement, aggregation: Aggregation) -> Evaluation:
-        """Prepares other evaluations, for example of several models at once."""
+        """Prepares any kind of evaluation, for example of several models at once."""
 
     def check_clients_per_round(self, clients_per_round: int) -> None:
         """Checks that the runtime supports rounds with this number of clients.

@@ -193,7 +193,7 @@ class Corpus:
             labels: Labels of the texts; None without labels.
             has_counts: Whether each text is one example, so that the store knows the numbers of
                 examples.
-            others: Other attributes of the task.
+            others: The attributes of the `Task` that are not set here.
         """
         names = self.domains.names
         features = {TOKENS: Feature("string"), **self.domains.features}
