@@ -328,7 +328,7 @@ def domain_remarks(
 
 
 def large_units(strata: Mapping[str, Stratum], options: ImportOptions) -> Iterator[Remark]:
-    """Yields a warning about domains where one unit, which splits keep together, has most examples.
+    """Yields a warning about domains with most examples in one unit, as splits keep units whole.
 
     Args:
         strata: Stratum of each domain; see `splits.unit_strata`.

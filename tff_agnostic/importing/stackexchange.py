@@ -89,7 +89,7 @@ def read(options: ImportOptions, paths: Sequence[Path], log: ReadLog) -> Iterato
 
 
 def _by_size() -> Callable[[list[_Post], _Post], bool]:
-    """Returns a predicate for `in_blocks`, which limits the posts and characters of a block."""
+    """Returns a predicate for `in_blocks` that limits the posts and characters of a block."""
     size = 0
 
     def begins_block(posts: list[_Post], post: _Post) -> bool:
@@ -251,7 +251,7 @@ def _malformed(path: Path, text: _WithoutControls, error: Any) -> UserError:
 
 
 def _domains(options: ImportOptions, site: str) -> _DomainOf:
-    """Returns the function for a post's domain, which must be called in the order of the dump."""
+    """Returns the function that returns a post's domain; call it in the order of the dump."""
     named = frozenset(text.partition(":")[0] for text in options.domain_names)
     question_tags = _QuestionTags()
 

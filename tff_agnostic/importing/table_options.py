@@ -134,7 +134,7 @@ def columns_in_errors(
     names_in: Callable[[Path], Sequence[str]],
     find_inputs: Callable[[Sequence[Path]], list[Path]],
 ) -> Iterator[None]:
-    """Adds other missing options, and the file's columns, to the error for a missing option.
+    """Adds to the error for a missing option: the other missing options, the file's columns.
 
     Args:
         names_in: Called with a file; returns the names of its columns.

@@ -209,7 +209,7 @@ def _pieces(path: Path, options: ImportOptions, log: ReadLog) -> Iterator[str]:
 
 
 def _moved(line: int, column: int, text: str) -> tuple[int, int]:
-    """Returns line and column at the end of a text, which starts at `line` and `column`."""
+    """Returns the line and the column where a text ends that starts at `line` and `column`."""
     *lines, last = text.split("\n")
     return line + len(lines), len(last) + (1 if lines else column)
 

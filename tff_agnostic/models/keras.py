@@ -501,7 +501,7 @@ def _constraints(trainable: Sequence[tf.Variable]) -> Optional[WeightConstraints
 
 @contextlib.contextmanager
 def computing_in(precision: str) -> Iterator[None]:
-    """Sets the precision, a name in `PRECISIONS`, of Keras layers built in this context."""
+    """Gives Keras layers built in this context a precision, a name in `PRECISIONS`."""
     policy, _ = _POLICIES[precision]
     before = tf.keras.mixed_precision.global_policy()
     tf.keras.mixed_precision.set_global_policy(policy)

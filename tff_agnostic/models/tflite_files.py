@@ -41,7 +41,7 @@ def custom_op_names(content: bytes) -> list[str]:
 
 
 def in_fixed_order(content: bytes) -> bytes:
-    """Returns the flatbuffer with node attributes in a fixed order, so that it is reproducible.
+    """Returns the flatbuffer with node attributes in a fixed order, to make files reproducible.
 
     In Flex ops, the order of a node's attributes varies between processes. The order does not
     affect the node's length, so nothing else in the file moves.

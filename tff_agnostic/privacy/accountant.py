@@ -236,7 +236,7 @@ def noise_for_epsilon(
         pairs = [(m, n) for m, n in zip(mechanisms(noise_multiplier), counts) if n]
         return max(0.0, _ROUGH[name](pairs, delta))
 
-    # Use the exact epsilon if the target is so small that no noise brings the bound below it.
+    # Use `epsilon` if the target is so small that no noise brings the rough bound below it.
     cheap = next((e for e in (rough, epsilon) if e(_MAX_NOISE) <= target_epsilon), None)
     if cheap is None:
         smallest = f"{epsilon(_MAX_NOISE):.6g} is left with a noise multiplier of {_MAX_NOISE:g}"
@@ -372,7 +372,7 @@ class PrivacyStatement:
         noise_multiplier: Noise multiplier z of a round's complete release.
         split: Noise multiplier of each group of values in the release.
         adjacency: How neighbouring client populations differ.
-        sampling: The assumption about cohorts, a sentence without full stop.
+        sampling: The assumption about cohorts, as a sentence without full stop.
         accountant: Name of the accountant.
         library: Version of dp-accounting that computed epsilon.
         unit: Unit of privacy: neighbouring populations differ in one unit's data.

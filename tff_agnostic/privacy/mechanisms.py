@@ -59,7 +59,7 @@ class Mechanism(Protocol):
 
     @property
     def assumption(self) -> str:
-        """The participation of clients that epsilon assumes, a sentence without full stop."""
+        """The clients' participation that epsilon assumes, as a sentence without full stop."""
 
     def rdp(self, rounds: int, orders: tuple[float, ...]) -> np.ndarray:
         """Returns the Renyi divergence of `rounds` releases at each order."""

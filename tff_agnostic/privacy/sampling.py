@@ -38,7 +38,7 @@ class CohortSampling(Protocol):
 
     @property
     def assumption(self) -> str:
-        """The sampling that epsilon assumes, a sentence without full stop."""
+        """The sampling that epsilon assumes, as a sentence without full stop."""
 
     @property
     def rate(self) -> float:
@@ -69,7 +69,7 @@ class IntegerSampling(Protocol):
 
     @property
     def assumption(self) -> str:
-        """The sampling that epsilon assumes, a sentence without full stop."""
+        """The sampling that epsilon assumes, as a sentence without full stop."""
 
     @property
     def sensitivity(self) -> float:

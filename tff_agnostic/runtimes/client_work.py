@@ -67,7 +67,7 @@ class ShardFunction:
     def for_each(
         self, broadcasts: Sequence[Any], clients: Sequence[Examples], shard: Shard
     ) -> ClientResult:
-        """Returns the sum for each of several broadcasts; clients have no state."""
+        """Returns the sum for each of several broadcasts, for clients without state."""
         function = self.traced()
         calls = (
             ClientResult([function(broadcast, inputs).output for broadcast in broadcasts], ())

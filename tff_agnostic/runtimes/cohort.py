@@ -60,7 +60,7 @@ class SumOverClients(Protocol):
         """
 
     def for_each(self, broadcasts: Sequence[Any], cohort: Sequence[Examples]) -> list[Any]:
-        """Returns the sum for each of several broadcasts; clients have no state."""
+        """Returns the sum for each of several broadcasts, for clients without state."""
 
 
 class SummingRuntime(Runtime):

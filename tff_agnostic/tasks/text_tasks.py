@@ -375,7 +375,7 @@ def load_text_classifier(options: TextClassifierOptions, context: TaskContext) -
 
 
 def load_unigram(options: UnigramOptions, context: TaskContext) -> Task:
-    """Returns the task; outcomes are the K words of the vocabulary, and one for all other words."""
+    """Returns the task. Its outcomes are the vocabulary's K words, and one for all other words."""
     corpus = _stored_corpus(options, context)
     num_words = len(corpus.words)
     # Use bytes as in stores, so that texts need no decoding.

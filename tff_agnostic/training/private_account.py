@@ -98,7 +98,7 @@ class PrivateAccount:
 
     @property
     def is_composed(self) -> bool:
-        """Whether epsilon is of training and evaluations together, as they share clients."""
+        """Whether one epsilon covers training and evaluations, because they share clients."""
         return self._evaluation is not None and self._evaluation.num_shared > 0
 
     def quantities(self, quantities: ReportFields) -> ReportFields:
