@@ -21,7 +21,7 @@ _RESERVED = (DOMAIN, LABEL, TOKENS)
 VECTOR = "x"
 # Value of `client_column` that makes each row a client, if no column has this name.
 ROW = "row"
-# It replaces the colon between a repeated column's name and number until inputs are parsed.
+# Character that replaces the colon in names of repeated columns until inputs are parsed.
 _OCCURRENCE = "\0"
 
 

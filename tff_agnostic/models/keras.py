@@ -181,7 +181,7 @@ def _description(model: Model) -> Optional[str]:
     loss = model.loss.loss if isinstance(model.loss, ColumnLoss) else model.loss
     if keras_model is None or not keras_platform().is_graph(keras_model):
         return None
-    # Such a layer's configuration does not contain the state to which it is adapted.
+    # The configuration of a layer with `adapt` does not contain its adapted state.
     if any(hasattr(layer, "adapt") for layer in model_layers(keras_model)):
         return None
     # Check the loss's function as well, as a Keras loss may wrap a user's function.
@@ -198,7 +198,7 @@ def _description(model: Model) -> Optional[str]:
         return None
     if not _names_keras_only(config.get("config")):
         return None
-    # Specs and losses as strings are precise enough: with shapes, dtypes and settings.
+    # Describe specs and losses by strings, which contain shapes, dtypes and settings.
     parts = (
         config,
         str(model.example_spec),
@@ -282,7 +282,7 @@ def refuse_stateful_layers(keras_model: tf.keras.Model) -> None:
 
 
 def _has_seen_nothing(layer: tf.keras.layers.Normalization) -> bool:
-    # A layer has no such weights if mean and variance are arguments of its constructor.
+    # A layer has no weights for mean and variance if they are arguments of its constructor.
     mean, variance = (getattr(layer, name, None) for name in ("adapt_mean", "adapt_variance"))
     if mean is None or variance is None:
         return False

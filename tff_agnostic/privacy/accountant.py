@@ -368,7 +368,7 @@ class PrivacyStatement:
     Attributes:
         epsilon: Epsilon of all releases so far.
         delta: The delta of (epsilon, delta).
-        rounds: Number of releases that the guarantee covers, such as rounds.
+        rounds: Number of releases, such as rounds, that the guarantee covers.
         noise_multiplier: Noise multiplier z of a round's complete release.
         split: Noise multiplier of each group of values in the release.
         adjacency: How neighbouring client populations differ.

@@ -284,7 +284,7 @@ class CompiledClientWork:
     @functools.cached_property
     def has_convolutions(self) -> bool:
         """Whether the client work has convolutions, vectorised or not."""
-        # This finds all: the graph contains the operations before and after vectorisation.
+        # The graph contains the operations in both forms: before and after vectorisation.
         graph = self._many.graph.as_graph_def()
         inner = (node for function in graph.library.function for node in function.node_def)
         return any("Conv" in node.op for nodes in (graph.node, inner) for node in nodes)
