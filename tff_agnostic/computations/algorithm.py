@@ -114,7 +114,8 @@ class CommunicationStep:
 
     Attributes:
         name: Purpose of the step, such as "training"; unique within the round.
-        broadcast: (state, *sums of the round's earlier steps) -> message to the clients.
+        broadcast: `(state, *sums)` -> message to the clients, with the sums of the round's earlier
+            steps.
         client_work: (broadcast, `Clients`) -> output of each client, a named tuple with float32 or
             int64 leaves. For vectorised clients every leaf has a leading axis of clients. The
             function must be hashable; see `HashablePartial`.
@@ -186,7 +187,7 @@ class Algorithm:
         name: Name in the registry, or name of the user's file.
         initialize: () -> state before the first round.
         steps: The communication steps of a round, in order.
-        finish: (state, *sums of all steps) -> the next state, on the server.
+        finish: `(state, *sums)` -> the next state, on the server, with the sums of all steps.
         columns: Values that a round reports, in the order of metrics.csv.
         models: state -> the models to evaluate and save, the main one first. Accepts NumPy arrays
             as well as tensors.
