@@ -293,7 +293,7 @@ class NodeAccount:
         return collections.Counter(self._sessions.values())
 
     def charge(self, session: bytes) -> None:
-        """Adds a sum to the account, before the node sends its values; a known session is ignored.
+        """Charges the account for a private sum before the node sends its values, once per session.
 
         Raises:
             PlanError: The sum would exceed the operator's limits.

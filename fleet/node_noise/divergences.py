@@ -63,7 +63,7 @@ def skellam_divergences(noise: SkellamSum) -> np.ndarray:
 
 
 def composed_epsilon(sums: Mapping[SkellamSum, int], delta: float) -> float:
-    """Returns a client's epsilon, given its number of sums for each distinct noise."""
+    """Returns a client's epsilon, given the number of its sums at each noise level."""
     total = np.zeros(len(ORDERS))
     for noise, count in sums.items():
         total = total + count * skellam_divergences(noise)

@@ -145,7 +145,7 @@ def test_domains_with_counts_below_noise_are_absent():
     deviations = [tf.constant(9.0, tf.float64), tf.constant(2.0, tf.float64)]
     actual = without_noise_below([losses, counts], deviations, bounds, absent_below=2.0)
     np.testing.assert_array_equal(actual[1], [40.0, 0.0, 30.0, 10.0])
-    # Losses are 0 for absent domains, not negative, and at most 5 per example.
+    # Losses of absent domains are 0; other losses are between 0 and 5 per example.
     np.testing.assert_array_equal(actual[0], [50.0, 0.0, 0.0, 50.0])
 
 

@@ -103,7 +103,7 @@ def test_domain_without_examples_has_empty_cells():
     assert values["test/worst loss"] == 1.0
 
 
-def test_columns_have_names_of_split_and_further_models():
+def test_columns_are_named_by_split_and_model():
     report = make_evaluation({"phone": 1.0}, {"sums": 2}, split="heldout")
     clipped = {"sums": ReportField("sums", "values of sums")}
     columns = EvaluationColumns(

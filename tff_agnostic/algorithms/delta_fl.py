@@ -146,7 +146,8 @@ class LevelOutput(NamedTuple):
 
     Attributes:
         delta: (w_t - w_k) times `weight`, with the structure of the trainable weights.
-        weight: The client's weight alpha_k times the fraction that counts, float32 scalar.
+        weight: The client's weight alpha_k times the fraction of the client that counts at this
+            threshold, float32 scalar.
         answer: The client's answer for the next threshold; () if thresholds come from surveys.
     """
 

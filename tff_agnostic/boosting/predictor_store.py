@@ -63,7 +63,10 @@ class Architecture:
 
 
 class PredictorStore(Protocol):
-    """Storage of q predictors, a frozen dataclass: work with equal stores is traced once."""
+    """Storage of q predictors.
+
+    It is a frozen dataclass, so that computations with equal stores are traced once.
+    """
 
     def stacked(self, predictors: Sequence[ModelWeights]) -> list[np.ndarray]:
         """Returns the arrays that contain all predictors, from each predictor's weights."""

@@ -123,7 +123,7 @@ def training_columns(
         is_held_out: Whether losses and metrics are measured on examples held out of training.
         domain_weights: Columns about the weights of domains.
         finalizer: Columns about the server step, in addition to the norm of the update.
-        output: `RoundView` -> the sum over the cohort, with `domain_sums` and `clients`.
+        output: `RoundView` -> the sum over the cohort; it has `domain_sums` and `clients`.
         while_training: Whether the first epoch measures losses and metrics, each example before its
             batch's step; otherwise they are measured at w_{t-1}, before the training.
     """

@@ -72,7 +72,7 @@ class Mechanism(Protocol):
         raise TypeError(f"expected a mechanism with {PLD}, found {self}")
 
     def privacy_loss(self, rounds: int, interval: float) -> PrivacyLoss:
-        """Returns the distribution of the privacy loss of `rounds` releases, at least one.
+        """Returns the distribution of the privacy loss of `rounds` releases (at least 1).
 
         Args:
             interval: Width of the grid of losses; only losses on the same grid can be composed.

@@ -257,7 +257,7 @@ class _AttackedStep:
         Args:
             params: Parameters that clients receive, by run.
             private: State of the aggregation, by run.
-            entries: Role and number of silent clients of each entry, int32 [R, E, 2].
+            entries: For each entry its role, and its number of silent clients, int32 [R, E, 2].
         """
         roles, silent = tf.unstack(entries, axis=2)
         times = tf.cast(roles != Role.NOBODY.value, tf.int32)

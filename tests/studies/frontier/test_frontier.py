@@ -89,7 +89,7 @@ def test_figure_of_two_domains_is_a_curve():
     } == set(axes.get_legend_handles_labels()[1])
 
 
-def test_figure_of_more_domains_has_panels():
+def test_figure_with_several_domains_has_panels():
     panels = figure(_frontier(("a", "b", "c"))).axes
     assert [axes.get_title() for axes in panels] == ["a", "b", "c", ""]
     # A panel's first two lines are the curves of the two other domains.

@@ -171,7 +171,7 @@ Needs = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 
 def check_needs(needs: Needs, values: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Rejects given flags that have no effect with the values of the flags that they need."""
+    """Rejects given flags that the values of other flags make useless."""
     for name in given:
         if name not in needs:
             continue

@@ -33,7 +33,7 @@ class Claim:
         ours: Name of the method that the claim is about.
         theirs: Name of the method or constant predictor with which `ours` is compared.
         group: Name of the group: a domain, `ALL` or the worst domain.
-        before: Value of the method `theirs`.
+        before: Value of the baseline method, which `theirs` names.
         after: Value of the method `ours`.
         interval: Interval of the gain, positive if `ours` is better; None without an interval.
         why_no_interval: Reason for a missing interval.
