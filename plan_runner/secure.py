@@ -194,7 +194,7 @@ def read_side_channel(name: str, channel: Any, where: str) -> SecureTensor:
     """Converts a SideChannel message."""
     if not channel.HasField("secure_aggregand") or not channel.restore_name:
         raise PlanError(
-            f"{where}: expected secure_aggregand and restore_name, found only one of them"
+            f"{where}: expected secure_aggregand and restore_name, found one of them missing"
         )
     aggregand = channel.secure_aggregand
     dtype = dtype_name(aggregand.dtype, f"{where}: dtype")

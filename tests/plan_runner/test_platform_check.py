@@ -139,6 +139,14 @@ def test_platform_check_validates_task_messages(export, check, task, status, exp
     assert (actual, expected in line) == (status, True)
 
 
+def test_platform_check_reports_messages_without_definition(export, check):
+    (export / "task.json").write_text("{}")
+    rehash(export)
+    status, printed = check(export, task=_TASK)
+    assert status == 0
+    assert printed.count("not checked") == 2
+
+
 @pytest.mark.parametrize(
     ("definitions", "expected"),
     [

@@ -394,7 +394,7 @@ class LossOptions(HoldoutOptions):
         """Rejects a holdout if losses are measured while training."""
         super().__post_init__()
         if self.is_measured_while_training and self.measured_share > 0:
-            expected = "before_training with measured_share, whose examples are not in the training"
+            expected = "before_training with measured_share, whose examples are not trained on"
             raise self.error("measure_losses", expected)
 
     @property

@@ -69,8 +69,8 @@ def in_order(
                 yield block, result.result()
     except BrokenProcessPool:
         raise ExecutionError(
-            "expected worker processes that finish, found one that exited: nothing was written; it "
-            'had too little memory, or the script lacks `if __name__ == "__main__"` (processes=1 '
+            "expected worker processes that finish, found one that exited: nothing was written; "
+            'perhaps memory ran out, or the script lacks `if __name__ == "__main__"` (processes=1 '
             "starts no other process)"
         ) from None
     finally:
