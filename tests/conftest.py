@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import golden
-from tests.platform import MISSING_TFF, has_tff, lacks_tff
+from tests.support import golden
+from tests.support.platform import MISSING_TFF, has_tff, lacks_tff
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime

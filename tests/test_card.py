@@ -14,12 +14,14 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from binaries import export, train
-from tests.algorithms.cases import build
-from tests.binaries.harness import ROOT, TOY, Caller
-from tests.computations.harness import communication, flat, make_client
-from tests.data.stores import image, text_store, write_store
 from tests.plan_runner.harness import call as run_plan
-from tests.runtimes.on_devices import rounds_on_devices
+from tests.support.algorithms import build
+from tests.support.clients import make_client
+from tests.support.commands import ROOT, TOY, Caller
+from tests.support.comparing import flat
+from tests.support.on_devices import rounds_on_devices
+from tests.support.rounds import communication
+from tests.support.stores import image, text_store, write_store
 from tff_agnostic import aggregations
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.computations import PlainSum, SecureSum
@@ -123,7 +125,7 @@ def test_command_trains_two_rounds_in_tff(call, tmp_path, kind):
 
 def test_device_count_keeps_streamed_results_identical():
     """Another process uses three logical devices, and this process uses one."""
-    output = _process_output("-m", "tests.runtimes.on_devices", "3", "streamed")
+    output = _process_output("-m", "tests.support.on_devices", "3", "streamed")
     on_three = json.loads(output.splitlines()[-1])
     assert on_three["devices"] == on_three["used"] == 3
     assert on_three["bits"] == rounds_on_devices("streamed")["bits"]

@@ -9,13 +9,15 @@ import pytest
 import tensorflow as tf
 
 from binaries import train
-from tests.aggregations.sums import private_sum
-from tests.algorithms.cases import build, empty_client, spoiled_client
-from tests.binaries.harness import TOY, Caller
-from tests.combinations import FACTORS, REFUSED, Row, covering, pairs
-from tests.computations.harness import assert_identical, flat, random_client, run_rounds
-from tests.options import make_options
-from tests.runtimes.running import ClientsInMemory, running_runtimes
+from tests.support.algorithms import build
+from tests.support.clients import empty_client, random_client, spoiled_client
+from tests.support.combinations import FACTORS, REFUSED, Row, covering, pairs
+from tests.support.commands import TOY, Caller
+from tests.support.comparing import assert_identical, flat
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
+from tests.support.runtimes import ClientsInMemory, running_runtimes
+from tests.support.sums import private_sum
 from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, DpAggregator, named
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions

@@ -5,7 +5,7 @@ import os
 import pytest
 from absl import flags
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.program.options.process import parse, split_flag_files
 
 

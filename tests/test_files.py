@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import (
     append_line,

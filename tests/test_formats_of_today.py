@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from binaries import base_predictors, train
-from tests import golden
-from tests.binaries.harness import Caller
-from tests.data.stores import sentence, write_store
+from tests.support import golden
+from tests.support.commands import Caller
+from tests.support.stores import sentence, write_store
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.metrics.metrics_file import read_history
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import random_client, single, vectorised
+from tests.support.clients import random_client, single, vectorised
 from tff_agnostic.base.stateless_random import (
     fold_in,
     hash_multipliers,

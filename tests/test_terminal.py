@@ -12,7 +12,7 @@ import termios
 import pytest
 
 from plan_runner import terminal as runner_terminal
-from tests.binaries.harness import ROOT
+from tests.support.commands import ROOT
 from tff_agnostic.base import terminal
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.terminal import PrintableStream, escape_output, printable, unescaped

@@ -384,7 +384,7 @@ class _Ledger:
 def train_all() -> None:
     """Runs the training entries that standard input lists, each in its folder."""
     from binaries import train
-    from tests.binaries.harness import Caller
+    from tests.support.commands import Caller
 
     call = Caller({})
     for number, (folder, flags) in enumerate(calls := json.load(sys.stdin), 1):

@@ -10,11 +10,13 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 from scipy import stats
 
-from tests.aggregations.sums import KEYS, private_sum, secure_sum
 from tests.aggregations.test_sensitivity import random_values
-from tests.algorithms.cases import build
-from tests.computations.harness import flat, make_client, run_rounds
-from tests.options import make_options
+from tests.support.algorithms import build
+from tests.support.clients import make_client
+from tests.support.comparing import flat
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
+from tests.support.sums import KEYS, private_sum, secure_sum
 from tff_agnostic.aggregations.aggregation import ClientFacts
 from tff_agnostic.aggregations.integer_codec import centred
 from tff_agnostic.algorithms import ALGORITHMS, Problem

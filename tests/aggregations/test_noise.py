@@ -7,7 +7,7 @@ import tensorflow_privacy as tfp
 from scipy import stats
 from tensorflow_privacy.privacy.dp_query import tree_aggregation
 
-from tests.computations.harness import linear_model
+from tests.support.models import linear_model
 from tff_agnostic.aggregations.noise import NoisedGroup, Release, TreeResidual, gaussian
 from tff_agnostic.aggregations.noise_generators import add_noise
 from tff_agnostic.computations.server import Momentum, ServerUpdate

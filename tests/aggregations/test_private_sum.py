@@ -9,11 +9,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tests.aggregations.sums import private_sum, secure_sum
-from tests.algorithms.cases import CASES, build, cohort
-from tests.computations.harness import assert_all_close, make_client, run_rounds
-from tests.computations.sums import encoded
-from tests.options import make_options
+from tests.support.algorithms import CASES, build
+from tests.support.clients import cohort, make_client
+from tests.support.comparing import assert_all_close
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
+from tests.support.sums import encoded, private_sum, secure_sum
 from tff_agnostic.aggregations.aggregation import Bound, PlainSum
 from tff_agnostic.aggregations.clipping import without_noise_below
 from tff_agnostic.aggregations.noise_generators import DEVIATION

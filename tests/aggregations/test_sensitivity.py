@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.aggregations.sums import private_sum, secure_sum
-from tests.algorithms.cases import NUM_DOMAINS, build, empty_client, spoiled_client
-from tests.computations.harness import flat, make_client, random_client, single
-from tests.runtimes.model_kinds import KINDS
+from tests.support.algorithms import build
+from tests.support.clients import (
+    NUM_DOMAINS,
+    empty_client,
+    make_client,
+    random_client,
+    single,
+    spoiled_client,
+)
+from tests.support.comparing import flat
+from tests.support.model_kinds import KINDS
+from tests.support.sums import private_sum, secure_sum
 from tff_agnostic.aggregations.aggregation import Bound, ClientLimits, PlainSum
 from tff_agnostic.aggregations.clipping import (
     Group,

@@ -14,10 +14,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from tests.aggregations.sums import private_sum
-from tests.algorithms.cases import CASES, cohort
-from tests.computations.sums import encoded
-from tests.options import make_options
+from tests.support.algorithms import CASES
+from tests.support.clients import cohort
+from tests.support.options import make_options
+from tests.support.sums import encoded, private_sum
 from tff_agnostic import aggregations
 from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.algorithms import Problem

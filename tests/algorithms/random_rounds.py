@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.algorithms.cases import empty_client, spoiled_client
-from tests.computations.harness import random_client
+from tests.support.clients import empty_client, random_client, spoiled_client
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.model import ModelWeights
 

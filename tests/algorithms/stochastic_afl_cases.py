@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.algorithms.cases import builder_arguments
-from tests.options import make_options
+from tests.support.algorithms import builder_arguments
+from tests.support.options import make_options
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.models import logistic_regression

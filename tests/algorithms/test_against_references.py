@@ -9,7 +9,6 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import pytest
 
-from tests.algorithms.cases import build
 from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references.above_mean import above_mean_round
 from tests.algorithms.references.fed_prox import fed_prox_round
@@ -17,8 +16,11 @@ from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.q_fed_avg import q_fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss, size
 from tests.algorithms.references.term import term_round, tilted_weights
-from tests.computations.harness import assert_all_close, flat, random_client, run_rounds, single
-from tests.options import make_options
+from tests.support.algorithms import build
+from tests.support.clients import random_client, single
+from tests.support.comparing import assert_all_close, flat
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions

@@ -10,18 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.algorithms.cases import NUM_DOMAINS, build
 from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references import delta_fl as reference
 from tests.algorithms.references.local_sgd import LocalSgd, fed_avg_round
 from tests.algorithms.references.softmax import SOFTMAX, mean_loss
-from tests.computations.harness import (
-    assert_all_close,
-    assert_identical,
-    make_client,
-    random_client,
-)
+from tests.support import golden
+from tests.support.algorithms import build
+from tests.support.clients import NUM_DOMAINS, make_client, random_client
+from tests.support.comparing import assert_all_close, assert_identical
 from tff_agnostic.computations import Algorithm, PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.classifiers import emnist_cnn

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from tests.algorithms.cases import NUM_DOMAINS, build
 from tests.algorithms.references.delta_fl import (
     smoothed_shares,
     smoothed_superquantile,
     superquantile,
 )
-from tests.computations.harness import flat, random_client
+from tests.support.algorithms import build
+from tests.support.clients import NUM_DOMAINS, random_client
+from tests.support.comparing import flat
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 

@@ -12,7 +12,8 @@ from tests.algorithms.random_rounds import W_0, at_start
 from tests.algorithms.references.delta_fl import printed_rounds, quantile
 from tests.algorithms.references.local_sgd import LocalSgd
 from tests.algorithms.references.softmax import SOFTMAX, Client, mean_loss, size
-from tests.computations.harness import assert_all_close, assert_identical, random_client
+from tests.support.clients import random_client
+from tests.support.comparing import assert_all_close, assert_identical
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.delta_fl import DeltaFlOptions
 from tff_agnostic.algorithms.tail_thresholds import RefinedThreshold, SmoothBoundary

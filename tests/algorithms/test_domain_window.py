@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 from scipy.optimize import minimize_scalar
 
-from tests import golden
-from tests.computations.harness import linear_model, to_numpy
-from tests.options import make_options
+from tests.support import golden
+from tests.support.comparing import to_numpy
+from tests.support.models import linear_model
+from tests.support.options import make_options
 from tff_agnostic.algorithms import agnostic_fed_avg as dw
 from tff_agnostic.algorithms.tail_thresholds import GRID, smoothed_eta, smoothed_share
 from tff_agnostic.computations import Problem

@@ -12,8 +12,10 @@ from scipy import optimize
 
 from tests.algorithms.random_rounds import COHORTS, at_start
 from tests.algorithms.stochastic_afl_cases import build_afl
-from tests.computations.harness import assert_identical, run_rounds, squared_differences
-from tests.options import make_options
+from tests.support.comparing import assert_identical
+from tests.support.models import squared_differences
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.base.errors import UserError

@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import (
-    NUM_DOMAINS,
-    build,
-    empty_client,
-    random_ensemble,
-    sampled_mask,
-    spoiled_client,
-    unigram_ensemble,
-)
 from tests.algorithms.references import fed_boost as reference
-from tests.computations.harness import assert_all_close, random_client, run_rounds, single
-from tests.options import make_options
+from tests.support.algorithms import build, random_ensemble, sampled_mask, unigram_ensemble
+from tests.support.clients import NUM_DOMAINS, empty_client, random_client, single, spoiled_client
+from tests.support.comparing import assert_all_close
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import AlphaSteps

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from tests.algorithms.cases import random_ensemble, unigram_ensemble
 from tests.algorithms.references.fed_boost import capacity
-from tests.computations.harness import run_rounds
-from tests.options import make_options
+from tests.support.algorithms import random_ensemble, unigram_ensemble
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression

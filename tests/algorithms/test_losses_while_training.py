@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 
 from tests.computations import reference
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    assert_identical,
-    linear_model,
-    make_client,
-    random_client,
-)
-from tests.options import make_options
+from tests.support.clients import make_client, random_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.models import linear_model
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.algorithms.cases import NUM_DOMAINS, random_ensemble, sampled_mask
 from tests.algorithms.references import fed_boost
 from tests.algorithms.references.delta_fl import printed_rounds
 from tests.algorithms.references.fed_prox import fed_prox_round
@@ -22,8 +21,11 @@ from tests.algorithms.references.softmax import SOFTMAX, Client, Weights
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.references.term import term_round
 from tests.computations import reference
-from tests.computations.harness import assert_all_close, random_client, run_rounds, single
-from tests.options import make_options
+from tests.support.algorithms import random_ensemble, sampled_mask
+from tests.support.clients import NUM_DOMAINS, random_client, single
+from tests.support.comparing import assert_all_close
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.algorithms.fed_avg import takes_part
 from tff_agnostic.algorithms.tail_thresholds import ExactBoundary, LaggedThreshold, PaperBoundary

@@ -11,24 +11,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms import two_steps
-from tests.algorithms.cases import (
-    CASES,
+from tests.support import two_steps
+from tests.support.algorithms import CASES, build
+from tests.support.clients import (
     NUM_DOMAINS,
-    build,
     cohort,
     cohorts,
     empty_client,
-    spoiled_client,
-)
-from tests.computations.harness import (
-    assert_all_close,
-    assert_identical,
     make_client,
     random_client,
-    run_rounds,
+    spoiled_client,
 )
-from tests.options import make_options
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.base.errors import UserError

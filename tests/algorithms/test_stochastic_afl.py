@@ -13,14 +13,10 @@ from tests.algorithms.random_rounds import COHORTS, W_0, at_start
 from tests.algorithms.references.softmax import SOFTMAX
 from tests.algorithms.references.stochastic_afl import Steps, start, stochastic_afl_round
 from tests.algorithms.stochastic_afl_cases import COUNTS, build_afl
-from tests.computations.harness import (
-    assert_all_close,
-    make_client,
-    random_client,
-    run_rounds,
-    single,
-)
-from tests.domain_weights import solvers
+from tests.support import solvers
+from tests.support.clients import make_client, random_client, single
+from tests.support.comparing import assert_all_close
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms.saddle_point import draw, drawn_by_lambda, one_drawn_loss
 from tff_agnostic.computations import PlainSum, TrainingOutput
 from tff_agnostic.computations.local_training import gradient_pass

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.algorithms.user_files import BY_SIZE, write_by_size
-from tests.computations.harness import linear_model
-from tests.options import make_options
+from tests.support.algorithm_files import BY_SIZE, write_by_size
+from tests.support.models import linear_model
+from tests.support.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.options.user_algorithm import (

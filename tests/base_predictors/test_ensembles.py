@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.computations.harness import assert_all_close
-from tests.data.stores import sentence, write_store
-from tests.options import make_options
+from tests.support import golden
+from tests.support.comparing import assert_all_close
+from tests.support.options import make_options
+from tests.support.stores import sentence, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble

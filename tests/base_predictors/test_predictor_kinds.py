@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.computations.harness import assert_identical
-from tests.data.stores import text_store, write_store
+from tests.support import golden
+from tests.support.comparing import assert_identical
+from tests.support.stores import text_store, write_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.boosting.alpha import EnsembleOptions
 from tff_agnostic.boosting.predictor_store import OneArchitecture

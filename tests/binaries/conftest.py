@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.binaries.harness import Caller
-from tests.platform import has_tff
+from tests.support.commands import Caller
+from tests.support.platform import has_tff
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from binaries import compare, export
-from tests import golden
-from tests.binaries.harness import TOY, Caller, compared_specs, tree
-from tests.reports.made_up import page_blocks
+from tests.support import golden
+from tests.support.commands import TOY, Caller, compared_specs, tree
+from tests.support.pages import page_blocks
 from tff_agnostic.base.files import read_json
 from tff_agnostic.domain_weights.ascent import Fixed
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from binaries import compare, evaluate, export, save_model, train
-from tests import golden
-from tests.binaries.harness import ADULT_ROW, TOY, Caller, assert_same_numbers
+from tests.support import golden
+from tests.support.commands import ADULT_ROW, TOY, Caller, assert_same_numbers
 from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 

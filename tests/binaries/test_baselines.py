@@ -12,9 +12,9 @@ from scipy import optimize
 
 from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import compare, train
-from tests.binaries.harness import Caller, compared_specs, tree
-from tests.computations.harness import squared_differences
-from tests.data.stores import write_store
+from tests.support.commands import Caller, compared_specs, tree
+from tests.support.models import squared_differences
+from tests.support.stores import write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.clients import InMemoryClients

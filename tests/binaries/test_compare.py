@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from binaries import compare
-from tests.binaries.harness import TOY, Caller, stopped, tree
+from tests.support.commands import TOY, Caller, stopped, tree
 from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, train
-from tests import golden
-from tests.binaries.harness import TOY, Caller, write_points
+from tests.support import golden
+from tests.support.commands import TOY, Caller, write_points
 from tff_agnostic.base.files import read_json
 from tff_agnostic.program.runs.folder import RunFolder
 from tff_agnostic.saving.checkpoints import newest_checkpoint

@@ -3,9 +3,9 @@
 import pytest
 
 from binaries import export_data
-from tests.binaries.harness import Caller, Process, python_module
-from tests.computations.harness import assert_identical
-from tests.data.stores import sentence, text_store, write_store
+from tests.support.commands import Caller, Process, python_module
+from tests.support.comparing import assert_identical
+from tests.support.stores import sentence, text_store, write_store
 from tff_agnostic.data.store import load_store
 
 _IDS = ("O'Brien", "' OR '1'='1", 'x"y', "a;b", "é ü")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, export, train
-from tests.binaries.harness import TOY, Caller
+from tests.support.commands import TOY, Caller
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 

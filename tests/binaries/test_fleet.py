@@ -10,10 +10,10 @@ import pytest
 from binaries import export, import_state, train
 from fleet.server import FleetServer
 from fleet.settings import PlanSettings, manifest_sha256
-from tests.binaries.harness import Caller
 from tests.fleet.fleet import Fleet, LocalChannel, Recorder
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
 from tests.plan_runner.harness import call as run_plan
+from tests.support.commands import Caller
 from tff_agnostic.base.files import read_json
 
 _DIGITS = (

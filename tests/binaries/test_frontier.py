@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from binaries import frontier
-from tests import golden
-from tests.binaries.harness import TOY, Caller, stopped, tree
-from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tests.support import golden
+from tests.support.commands import TOY, Caller, stopped, tree
+from tests.support.stores import LOGISTIC_REGRESSION, points_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
 from tff_agnostic.program.studies import frontier_command

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from binaries import compare
-from tests.binaries.harness import Caller
-from tests.data.stores import LOGISTIC_REGRESSION, points_store
+from tests.support.commands import Caller
+from tests.support.stores import LOGISTIC_REGRESSION, points_store
 
 
 def _write(folder: Path, scale: float = 1.0) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from binaries import compare, train
-from tests.binaries.harness import TOY, Caller, compared_specs, given
+from tests.support.commands import TOY, Caller, compared_specs, given
 from tff_agnostic.algorithms.tail_thresholds import SmoothBoundary
 
 _AGNOSTIC, _AFL, _BOOST, _DELTA = (

@@ -12,11 +12,11 @@ import pytest
 from pyarrow import parquet
 
 from binaries import import_data
-from tests import golden
-from tests.binaries.harness import ROOT, Caller, Process, python_module
-from tests.importing.harness import stored_counts
-from tests.marks import usually
-from tests.processes import wait_until
+from tests.support import golden
+from tests.support.commands import ROOT, Caller, Process, python_module
+from tests.support.imports import stored_counts
+from tests.support.marks import usually
+from tests.support.processes import wait_until
 from tff_agnostic.base.files import read_json
 from tff_agnostic.importing.importer import FORMATS
 

@@ -10,12 +10,12 @@ import pytest
 from binaries import evaluate, export, import_state, save_model, train
 from plan_runner.export import open_export
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
-from tests import golden
-from tests.binaries.harness import Caller
-from tests.marks import usually
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, isolated_here
 from tests.plan_runner.harness import call as run_plan
+from tests.support import golden
+from tests.support.commands import Caller
+from tests.support.marks import usually
 from tff_agnostic.base.files import read_json
 from tff_agnostic.deployment.rounds import EVALUATION
 from tff_agnostic.metrics.metrics_file import read_history

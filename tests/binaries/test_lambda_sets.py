@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from binaries import evaluate, train
-from tests import golden
-from tests.binaries.harness import TOY
+from tests.support import golden
+from tests.support.commands import TOY
 from tff_agnostic.base.files import read_json
 
 _NAMES = ("center -1.0", "center -0.4", "center +0.3", "center +0.7", "center +1.0")

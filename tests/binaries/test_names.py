@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.binaries.harness import Outcome, Process, python_module
+from tests.support.commands import Outcome, Process, python_module
 from tff_agnostic.base.files import read_json
 
 # Characters that set a terminal's title, reverse writing, start a C1 sequence, and delete.

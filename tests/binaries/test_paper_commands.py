@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from binaries import train
-from tests.binaries.harness import ROOT, Caller, compared_specs, given
-from tests.data.stores import tff_store
+from tests.support.commands import ROOT, Caller, compared_specs, given
+from tests.support.stores import tff_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.program.runs.spec import from_flags
 

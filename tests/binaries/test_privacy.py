@@ -5,8 +5,8 @@ import re
 import pytest
 
 from binaries import privacy
-from tests import golden
-from tests.binaries.harness import Caller
+from tests.support import golden
+from tests.support.commands import Caller
 from tff_agnostic.base.files import read_json
 
 _WRITERS = ("--clients=539", "--clients_per_round=50", "--delta=1e-3")

@@ -9,10 +9,10 @@ import pytest
 
 from binaries import evaluate, export, train
 from plan_runner.graph_session import read_checkpoint
-from tests import golden
-from tests.binaries.harness import TOY, Caller, Process, python_module
-from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
+from tests.support import golden
+from tests.support.commands import TOY, Caller, Process, python_module
+from tests.support.marks import usually
 from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import CheckpointFolder
 

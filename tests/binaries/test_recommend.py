@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.hard_domains.digits import DIGITS_MODEL
 from binaries import recommend
-from tests.binaries.harness import Caller
-from tests.data.stores import write_store
-from tests.reports.made_up import page_blocks
+from tests.support.commands import Caller
+from tests.support.pages import page_blocks
+from tests.support.stores import write_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.studies import recommend as recommend_command

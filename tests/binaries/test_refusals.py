@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from binaries import compare, evaluate, train
-from tests.algorithms.user_files import write_by_size
-from tests.binaries.harness import ROOT, TOY, Caller
+from tests.support.algorithm_files import write_by_size
+from tests.support.commands import ROOT, TOY, Caller
 
 _NUMBERS = "--lambda_baselines=1,2"
 _CENTRAL = "--privacy=central --noise_multiplier=1"

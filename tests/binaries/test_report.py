@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from binaries import compare, report, train
-from tests.binaries.harness import TOY, Caller, tree
-from tests.reports.made_up import Reader, all_numbers, reads_as
+from tests.support.commands import TOY, Caller, tree
+from tests.support.pages import Reader, all_numbers, reads_as
 from tff_agnostic.base.files import read_json
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from binaries import reproduce
-from tests import golden
-from tests.binaries.harness import ADULT_ROW, Caller, tree
-from tests.data.stores import text_store
-from tests.reports.made_up import page_blocks
+from tests.support import golden
+from tests.support.commands import ADULT_ROW, Caller, tree
+from tests.support.pages import page_blocks
+from tests.support.stores import text_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.registry import Registry
 from tff_agnostic.data.store import load_store

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
-from tests.binaries.harness import TOY, Outcome, model_weights
-from tests.marks import usually
+from tests.support.commands import TOY, Outcome, model_weights
+from tests.support.marks import usually
 from tff_agnostic.base.files import read_json
 
 # All clients train with full batches: every round is the same function of the weights.

@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 from binaries import evaluate, export, save_model, train
-from tests import golden
-from tests.binaries.harness import ADULT_ROW, TOY, Caller, model_weights
-from tests.data.stores import WORDS, image, text_store, write_store
-from tests.marks import selected, usually
 from tests.plan_runner.harness import call as run_plan
 from tests.saving.harness import ask_plain_tensorflow
+from tests.support import golden
+from tests.support.commands import ADULT_ROW, TOY, Caller, model_weights
+from tests.support.marks import selected, usually
+from tests.support.stores import WORDS, image, text_store, write_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.runs.folder import RunFolder

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from binaries import train
-from tests.binaries.harness import (
+from tests.support.commands import (
     ROOT,
     TOY,
     Caller,
@@ -18,8 +18,8 @@ from tests.binaries.harness import (
     later_values,
     python_module,
 )
-from tests.marks import usually
-from tests.processes import child_processes, is_running, wait_until
+from tests.support.marks import usually
+from tests.support.processes import child_processes, is_running, wait_until
 
 # Enough rounds to stop the run after some of its checkpoints.
 _FLAGS = (

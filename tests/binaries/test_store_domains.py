@@ -3,8 +3,8 @@
 import pytest
 
 from binaries import compare, train
-from tests.binaries.harness import tree, write_points
-from tests.run.harness import AWKWARD_NAMES
+from tests.support.commands import tree, write_points
+from tests.support.results import AWKWARD_NAMES
 from tff_agnostic.base.files import read_json
 
 _FLAGS = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from binaries import import_data, reproduce, train
-from tests.binaries.harness import ROOT, TOY, Caller, defined_flags, given
+from tests.support.commands import ROOT, TOY, Caller, defined_flags, given
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.commands.registry import COMMANDS, own_flags

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from binaries import report, train, tune
-from tests import golden
-from tests.binaries.harness import (
+from tests.support import golden
+from tests.support.commands import (
     ADULT_ROW,
     Caller,
     Process,
@@ -22,8 +22,8 @@ from tests.binaries.harness import (
     stopped,
     tree,
 )
-from tests.data.stores import image, write_store
-from tests.processes import wait_until
+from tests.support.processes import wait_until
+from tests.support.stores import image, write_store
 from tff_agnostic.base.files import folder_lock, read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program import progress

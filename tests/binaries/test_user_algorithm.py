@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from binaries import compare, evaluate, export, train
-from tests import golden
-from tests.algorithms.user_files import write_by_size
-from tests.binaries.harness import TOY, Caller
-from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
+from tests.support import golden
+from tests.support.algorithm_files import write_by_size
+from tests.support.commands import TOY, Caller
+from tests.support.marks import usually
 from tff_agnostic.base.files import read_json
 from tff_agnostic.saving.checkpoints import newest_checkpoint
 

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests import golden
-from tests.binaries.harness import Caller
+from tests.support import golden
+from tests.support.commands import Caller
 
 _NUMBERS = ("--feature_columns=delay,km", "--label_column=y")
 _IMPORT = ("import_data", "--format=csv", "--output=new.sqlite")

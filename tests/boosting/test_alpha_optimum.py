@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from scipy.optimize import minimize
 
-from tests.options import make_options
+from tests.support.options import make_options
 from tff_agnostic.boosting.alpha import MIRROR_MAPS, AlphaSteps, BoostOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES

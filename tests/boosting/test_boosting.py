@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.references import fed_boost as reference
-from tests.options import make_options
+from tests.support.options import make_options
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostOptions
 from tff_agnostic.boosting.mixture_losses import MIXTURE_LOSSES, SharedOutputs

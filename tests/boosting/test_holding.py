@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_all_close, make_client, single, vectorised
+from tests.support.clients import make_client, single, vectorised
+from tests.support.comparing import assert_all_close
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble

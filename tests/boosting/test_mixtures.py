@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.references import fed_boost as reference
-from tests.computations.harness import single
+from tests.support.clients import single
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.boosting.alpha import BoostBroadcast, client_work
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble

@@ -8,8 +8,10 @@ import pytest
 
 from tests.algorithms.references.delta_fl import cvar_lambda
 from tests.computations import reference
-from tests.computations.harness import EagerTraining, assert_all_close, random_client
-from tests.options import make_options
+from tests.support.clients import random_client
+from tests.support.comparing import assert_all_close
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import Algorithm, PlainSum, ServerUpdate

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.algorithms.cases import build, cohort
+from tests.support import golden
+from tests.support.algorithms import build
+from tests.support.clients import cohort
 from tff_agnostic.aggregations.aggregation import Bound
 from tff_agnostic.computations import Algorithm, PlainSum, SecureSum
 from tff_agnostic.computations.round import check_bounds, check_state

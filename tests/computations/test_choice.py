@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 
 from tests.algorithms.references.softmax import SOFTMAX
-from tests.computations.harness import (
-    assert_all_close,
-    assert_identical,
-    make_client,
-    random_client,
-    random_weights,
-    single,
-)
+from tests.support.clients import make_client, random_client, single
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.models import random_weights
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.computations.evaluation import ChoiceOutput, choice_measurement

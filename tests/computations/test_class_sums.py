@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import make_client
+from tests.support.clients import make_client
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class_counting

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import (
-    assert_all_close,
-    make_client,
-    random_client,
-    random_weights,
-    single,
-    vectorised,
-)
+from tests.support.clients import make_client, random_client, single, vectorised
+from tests.support.comparing import assert_all_close
+from tests.support.models import random_weights
 from tff_agnostic.computations.clients import (
     client_seeds,
     one_client,

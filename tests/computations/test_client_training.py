@@ -7,20 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.algorithms.cases import build
 from tests.algorithms.references.softmax import SOFTMAX
-from tests.computations.harness import (
-    assert_all_close,
-    assert_identical,
-    linear_model,
-    make_client,
-    random_client,
-    random_weights,
-    run_rounds,
-    single,
-)
-from tests.options import make_options
+from tests.support import golden
+from tests.support.algorithms import build
+from tests.support.clients import make_client, random_client, single
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.models import linear_model, random_weights
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms.agnostic_fed_avg import client_work
 from tff_agnostic.computations import Broadcast, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput

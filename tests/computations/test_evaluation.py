@@ -8,16 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import empty_client
 from tests.algorithms.references.softmax import SOFTMAX
-from tests.computations.harness import (
-    assert_all_close,
-    make_client,
-    random_client,
-    random_weights,
-    single,
-)
-from tests.options import make_options
+from tests.support.clients import empty_client, make_client, random_client, single
+from tests.support.comparing import assert_all_close
+from tests.support.models import random_weights
+from tests.support.options import make_options
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import domain_sums
 from tff_agnostic.computations.evaluation import EvaluationOutput, evaluate_clients, measure_grids

@@ -5,16 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    assert_identical,
-    linear_model,
-    make_client,
-    random_client,
-    run_rounds,
-)
-from tests.options import make_options
+from tests.support.clients import make_client, random_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.models import linear_model
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.algorithms.fed_avg import TargetOnlyOptions, fed_avg, fed_avg_target_only

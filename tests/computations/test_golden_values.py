@@ -5,8 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.computations import reference
-from tests.computations.harness import EagerTraining, linear_model, make_client, single
-from tests.options import make_options
+from tests.support.clients import make_client, single
+from tests.support.models import linear_model
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import PlainSum

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests import golden
-from tests.algorithms.cases import build, cohort
+from tests.support import golden
+from tests.support.algorithms import build
+from tests.support.clients import cohort
 from tff_agnostic.aggregations.aggregation import ClientFacts, FederatedSums, SecurityProperty
 from tff_agnostic.computations import PlainSum, SecureSum
 from tff_agnostic.computations.tff_process import Process, build_process

@@ -6,25 +6,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import build
 from tests.computations import reference
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    make_client,
-    random_client,
-    run_rounds,
-    single,
-    vectorised,
-)
-from tests.options import make_options
+from tests.support.algorithms import build
+from tests.support.clients import make_client, random_client, single, vectorised
+from tests.support.comparing import assert_all_close
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.domain_losses import Holdout
 from tff_agnostic.domain_weights.ascent import LambdaPlayer, lambda_ascent
 from tff_agnostic.domain_weights.sets import BoxSet
 
 _SHARE = 0.4
-# 7 is the default seed in `tests.algorithms.cases.build`.
+# 7 is the default seed in `tests.support.algorithms.build`.
 _SPLIT = Holdout(_SHARE, seed=7)
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.algorithms.cases import NUM_DOMAINS, build, cohorts
-from tests.computations.harness import assert_all_close, assert_identical, run_rounds
-from tests.options import make_options
+from tests.support import golden
+from tests.support.algorithms import build
+from tests.support.clients import NUM_DOMAINS, cohorts
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.base.errors import UserError

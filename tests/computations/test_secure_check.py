@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.algorithms.cases import build
+from tests.support.algorithms import build
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, build_learning_process

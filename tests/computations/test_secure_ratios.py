@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.sums import decoded_sum
-from tests.options import make_options
+from tests.support.options import make_options
+from tests.support.sums import decoded_sum
 from tff_agnostic.computations import SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import ClientCounts, TrainingOutput, training_bounds
 from tff_agnostic.computations.domain_losses import MetricSums

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.algorithms.cases import cohort
-from tests.computations.harness import EagerTraining, assert_identical, random_client
-from tests.computations.sums import decoded_sum, encoded
-from tests.options import make_options
+from tests.support import golden
+from tests.support.clients import cohort, random_client
+from tests.support.comparing import assert_identical
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining
+from tests.support.sums import decoded_sum, encoded
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.computations import AGGREGATIONS, Bound, SecureSum, SecureSumOptions

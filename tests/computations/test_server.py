@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    assert_identical,
-    flat,
-    linear_model,
-    make_client,
-    random_client,
-    to_tensors,
-)
+from tests.support.clients import make_client, random_client
+from tests.support.comparing import assert_all_close, assert_identical, flat, to_tensors
+from tests.support.models import linear_model
+from tests.support.rounds import EagerTraining
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, Problem
 from tff_agnostic.algorithms.agnostic_fed_avg import agnostic_fed_avg
 from tff_agnostic.base.later import tff

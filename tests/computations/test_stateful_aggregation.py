@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import build, cohorts
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    assert_identical,
-    make_client,
-    run_rounds,
-)
+from tests.support.algorithms import build
+from tests.support.clients import cohorts, make_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, FederatedSums
 from tff_agnostic.base.report_fields import ReportField, ReportFields, paired
 from tff_agnostic.models import logistic_regression

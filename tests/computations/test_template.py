@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import tensorflow_federated as tff
 
-from tests.algorithms.cases import build
-from tests.computations.harness import assert_identical, communication
-from tests.options import make_options
+from tests.support.algorithms import build
+from tests.support.comparing import assert_identical
+from tests.support.options import make_options
+from tests.support.rounds import communication
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import SecureSum

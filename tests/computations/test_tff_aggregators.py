@@ -8,10 +8,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.algorithms.cases import build
-from tests.computations.harness import assert_identical, flat, random_client
-from tests.models import tff_models
-from tests.options import make_options
+from tests.support import tff_models
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.comparing import assert_identical, flat
+from tests.support.options import make_options
 from tff_agnostic import aggregations
 from tff_agnostic.aggregations.aggregation import LimitedOptions
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, DpAggregator, named

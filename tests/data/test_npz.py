@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_npz
 

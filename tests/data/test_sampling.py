@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import InMemoryClients
 from tff_agnostic.data.sampling import (

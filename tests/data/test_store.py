@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests import golden
-from tests.computations.harness import assert_identical
-from tests.data.stores import mixed_records, text_store, tff_store, write_store
+from tests.support import golden
+from tests.support.comparing import assert_identical
+from tests.support.stores import mixed_records, text_store, tff_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tf, tff
 from tff_agnostic.data.clients import SelectedClients, client_domain_counts, domain_counts

@@ -14,8 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.computations.harness import assert_identical
-from tests.data.stores import add_records, image, mixed_records, sentence, text_store, write_store
+from tests.support.comparing import assert_identical
+from tests.support.stores import (
+    add_records,
+    image,
+    mixed_records,
+    sentence,
+    text_store,
+    write_store,
+)
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import is_temporary, scratch_folder
 from tff_agnostic.data.store import load_store

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_identical
+from tests.support.comparing import assert_identical
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.later import tff

@@ -6,9 +6,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tests.algorithms.cases import build
-from tests.models import keras_zoo
-from tests.options import make_options
+from tests.support import keras_zoo
+from tests.support.algorithms import build
+from tests.support.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.deployment.export import ExportRequest

@@ -8,7 +8,7 @@ from plan_runner.export import open_export
 from plan_runner.graph_session import write_checkpoint
 from plan_runner.rounds import conformance_clients, run_rounds, verify
 from tests.deployment.kinds import KINDS, NUM_DOMAINS, make_request
-from tests.marks import usually
+from tests.support.marks import usually
 from tff_agnostic.computations.histograms import LinearGrid, LogGrid, quantile
 from tff_agnostic.deployment.metrics import EvaluationMetrics, quantiles
 from tff_agnostic.deployment.rounds import EVALUATION, synthetic_clients

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.binaries.harness import ROOT, tree
 from tests.deployment.kinds import make_request
-from tests.marks import usually
+from tests.support.commands import ROOT, tree
+from tests.support.marks import usually
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.deployment.client_graph import ExampleFormat
 from tff_agnostic.deployment.export import export

@@ -14,9 +14,9 @@ from plan_runner.errors import PlanError
 from plan_runner.export import open_export
 from plan_runner.graph_session import CheckpointOp, GraphSession, read_checkpoint
 from plan_runner.rounds import conformance_clients, run_rounds
-from tests.binaries.harness import tree
 from tests.deployment.kinds import NUM_DOMAINS, USUAL_ALGORITHMS
-from tests.marks import usually
+from tests.support.commands import tree
+from tests.support.marks import usually
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import new_folder, read_json, tensorflow_writes

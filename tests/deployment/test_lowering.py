@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.deployment.kinds import KINDS
-from tests.marks import usually
+from tests.support.marks import usually
 from tff_agnostic.base.files import read_json
 from tff_agnostic.deployment.lowering import (
     LOWERINGS,

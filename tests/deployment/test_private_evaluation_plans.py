@@ -7,9 +7,9 @@ from plan_runner.export import open_export
 from plan_runner.rounds import conformance_clients, run_rounds, verify
 from plan_runner.tflite import relative_difference, tflite_comparison
 from tests.deployment.kinds import KINDS, make_request
-from tests.marks import usually
-from tests.options import make_options
-from tests.run.harness import make_task
+from tests.support.marks import usually
+from tests.support.options import make_options
+from tests.support.results import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions

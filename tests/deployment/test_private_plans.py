@@ -10,10 +10,10 @@ from plan_runner.export import open_export, read_arrays
 from plan_runner.graph_session import read_checkpoint
 from plan_runner.rounds import conformance_clients, run_rounds, verify
 from plan_runner.tflite import relative_difference
-from tests.aggregations.sums import private_sum
 from tests.deployment.kinds import make_request
-from tests.marks import usually
-from tests.options import make_options
+from tests.support.marks import usually
+from tests.support.options import make_options
+from tests.support.sums import private_sum
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.files import read_json

@@ -12,7 +12,6 @@ from plan_runner.kernel import kernel_problem
 from plan_runner.rounds import conformance_clients, verify
 from plan_runner.rounds import run_rounds as run_plan_rounds
 from plan_runner.tflite import tflite_comparison
-from tests.computations.harness import run_rounds
 from tests.deployment import in_worker
 from tests.deployment.kinds import (
     ALL_ALGORITHMS,
@@ -21,8 +20,9 @@ from tests.deployment.kinds import (
     USUAL_ALGORITHMS,
     make_request,
 )
-from tests.marks import usually
-from tests.options import make_options
+from tests.support.marks import usually
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.base.options import hints
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.computations.server import ServerUpdate

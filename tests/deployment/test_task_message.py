@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.deployment.backends import ServerTaskSettings, task_message
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 

@@ -14,9 +14,9 @@ from plan_runner.kernel import kernel_problem
 from plan_runner.rounds import conformance_clients, run_rounds
 from plan_runner.tflite import TfLiteClient
 from tests.deployment.kinds import COMBINATIONS, KINDS
-from tests.marks import usually
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.harness import call
+from tests.support.marks import usually
 from tff_agnostic.deployment.client_graph import OP_NAME
 
 

@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 
-from tests.binaries.harness import Caller, Outcome
 from tests.docs.newcomer import ROOT, Session, environment
 from tests.docs.printed import (
     FORM,
@@ -25,9 +24,10 @@ from tests.docs.printed import (
 )
 from tests.docs.small_data import small_copies
 from tests.docs.small_reproduce import small_experiments
-from tests.marks import usually
 from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
+from tests.support.commands import Caller, Outcome
+from tests.support.marks import usually
 from tff_agnostic.program.experiments import reproduce
 
 DOCS = ROOT / "docs"

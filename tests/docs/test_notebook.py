@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.newcomer import ROOT, environment
 from tests.docs.notebooks import executed, progress, stored, texts
-from tests.processes import wait_until
+from tests.support.processes import wait_until
 
 
 @pytest.mark.nightly

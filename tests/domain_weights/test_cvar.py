@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from tests import golden
 from tests.algorithms.references.delta_fl import cvar_lambda
-from tests.domain_weights.solvers import assert_on_simplex
-from tests.options import make_options
+from tests.support import golden
+from tests.support.options import make_options
+from tests.support.solvers import assert_on_simplex
 from tff_agnostic.algorithms import AgnosticFedAvgOptions
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights.ascent import (

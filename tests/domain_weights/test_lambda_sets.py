@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.domain_weights import solvers
+from tests.support import solvers
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import Ball, Box, Hull, LambdaSet, Simplex
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.domain_weights.solvers import assert_on_simplex
+from tests.support.solvers import assert_on_simplex
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import ascent, project_to_simplex
 from tff_agnostic.domain_weights.ascent import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.options import make_options
+from tests.support import golden
+from tests.support.options import make_options
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.domain_weights import Ball, Box, Hull, Simplex
 from tff_agnostic.domain_weights.ascent import LambdaOptions

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.binaries.harness import ADULT_ROW
-from tests.data.stores import image, sentence, write_store
+from tests.support.commands import ADULT_ROW
+from tests.support.stores import image, sentence, write_store
 from tff_agnostic.importing.importer import checked_import
 from tff_agnostic.metrics.evaluation_report import DEFAULT_PERCENTILES, statistic_names
 from tff_agnostic.program.experiments import EXPERIMENTS

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.reports.made_up import result, write_run
-from tests.run.harness import MEASURES
+from tests.support.pages import result, write_run
+from tests.support.results import MEASURES
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import page as pages
 from tff_agnostic.program.experiments.experiment import (

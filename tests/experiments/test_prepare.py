@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import golden
-from tests.data.stores import text_store
+from tests.support import golden
+from tests.support.stores import text_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import load_store
 from tff_agnostic.program.experiments import EXPERIMENTS

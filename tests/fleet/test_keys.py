@@ -14,7 +14,7 @@ from fleet.cli import main
 from fleet.secure_aggregation.primitives import identity_public
 from fleet.settings import read_identity
 from plan_runner.errors import PlanError
-from tests import golden
+from tests.support import golden
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from fleet.settings import manifest_sha256
 from plan_runner.graph_session import write_checkpoint
 from tests.plan_runner.hostile.graphs import varint
-from tests.processes import is_running, wait_until
+from tests.support.processes import is_running, wait_until
 
 # The server's state and a sum contain this secret, like the key of the noise.
 _SECRET = 0x5EC2E7_0F_A6_F1EE7

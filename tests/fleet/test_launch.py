@@ -15,7 +15,7 @@ from fleet.demo import named_clients
 from fleet.launch import Processes
 from plan_runner.errors import PlanError
 from plan_runner.exit_status import Terminated, ended_by_signals
-from tests.processes import default_signals, is_running, wait_until
+from tests.support.processes import default_signals, is_running, wait_until
 
 # A process and its child; both ignore SIGTERM and SIGINT.
 _STUBBORN = "trap '' TERM INT; (trap '' TERM INT; while :; do sleep 1; done) & echo $!; wait; wait"

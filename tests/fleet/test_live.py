@@ -29,7 +29,7 @@ from tests.fleet.comparison import equals_run_plan
 from tests.fleet.killed_demo import NODE, SERVER, SUPERLINK, killed_demo
 from tests.plan_runner.exports import rehash, write_clients, write_export
 from tests.plan_runner.plans import secure_plan
-from tests.processes import default_signals, wait_until
+from tests.support.processes import default_signals, wait_until
 
 pytest.importorskip("flwr", reason="flwr is in the fleet's environment only")
 

@@ -18,12 +18,12 @@ from fleet.wire import Kind, Message, decoded
 from plan_runner.client_store import ClientStore
 from plan_runner.errors import PlanError
 from plan_runner.export import DEFAULT_LIMITS, Limits
-from tests import golden
-from tests.data.stores import write_store
 from tests.fleet.fleet import Fleet
 from tests.plan_runner.exports import encoded, example, write_client, write_clients
 from tests.plan_runner.refusals import refusal
-from tests.processes import is_running, wait_until
+from tests.support import golden
+from tests.support.processes import is_running, wait_until
+from tests.support.stores import write_store
 from tff_agnostic.data.store_format import Record
 
 pytestmark = pytest.mark.slow

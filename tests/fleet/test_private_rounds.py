@@ -18,10 +18,10 @@ from plan_runner.client import read_records
 from plan_runner.errors import PlanError
 from plan_runner.export import read_manifest
 from plan_runner.graph_session import read_checkpoint
-from tests.data.stores import write_store
 from tests.fleet.comparison import noise_in_units, noise_moments
 from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.harness import call
+from tests.support.stores import write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.deployment.backends import demo_size

@@ -19,9 +19,9 @@ from fleet.node_noise.server_noise import Draw as PlannedDraw
 from fleet.node_noise.server_noise import ServerNoise
 from fleet.player import About, RoundEnd
 from plan_runner.errors import PlanError
-from tests import golden
 from tests.fleet.fleet import Fleet, LocalChannel
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 _Z, _DELTA = 2.0, 1 / 640
 _POISSON = {

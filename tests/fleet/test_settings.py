@@ -27,8 +27,8 @@ from fleet.settings import (
 from fleet.state_folder import DRAWN, GIVEN_UP, RoundJournal, StartedRound, StateFolder
 from fleet.wire import Kind, Message, decoded
 from plan_runner.export import TRAINING, Limits
-from tests import golden
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 _NODE = f"""
 export = "export"

@@ -8,7 +8,7 @@ import pytest
 from fleet.player import Examples, Player
 from fleet.worker import REPORT, SHARED, STATE, VALUES, _put, _taken, serve
 from plan_runner.errors import PlanError
-from tests.processes import is_running
+from tests.support.processes import is_running
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.computations.harness import assert_identical
-from tests.importing.harness import read, refused
+from tests.support import golden
+from tests.support.comparing import assert_identical
+from tests.support.imports import read, refused
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.importing import npz
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from tests.importing.harness import job, read, refused
+from tests.support.imports import job, read, refused
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.importing.frames import import_table
 from tff_agnostic.importing.report import ImportReport

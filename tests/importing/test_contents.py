@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.importing.harness import job
+from tests.support.imports import job
 from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog

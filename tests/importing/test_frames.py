@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.computations.harness import assert_identical
-from tests.importing.harness import job
+from tests.support.comparing import assert_identical
+from tests.support.imports import job
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError
 from tff_agnostic.data.store import load_store

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests import golden
-from tests.importing.harness import job, stored_splits
+from tests.support import golden
+from tests.support.imports import job, stored_splits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import ArrowStore, load_store
 from tff_agnostic.importing import importer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.binaries.harness import ROOT
+from tests.support.commands import ROOT
 from tff_agnostic.data.store import load_store
 
 _ARGUMENTS = (

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from tests import golden
-from tests.importing.harness import read, refused
+from tests.support import golden
+from tests.support.imports import read, refused
 
 _MB = 10**6
 _TABLE = {

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.importing.harness import job, refused, write_csv
+from tests.support.imports import job, refused, write_csv
 from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.report import ImportReport
 from tff_agnostic.importing.source import ReadLog

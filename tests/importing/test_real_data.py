@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.importing import independent
-from tests.importing.harness import REAL, job, needs, source_examples, stored_counts
 from tests.importing.independent import Example
+from tests.support.imports import REAL, job, needs, source_examples, stored_counts
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.importing.importer import FORMATS
 from tff_agnostic.importing.options import ImportOptions

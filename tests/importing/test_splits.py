@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from tests import golden
-from tests.importing.harness import job, stored_counts, stored_splits
+from tests.support import golden
+from tests.support.imports import job, stored_counts, stored_splits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog, SourceExample, rows_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import golden
-from tests.importing.harness import read, refused
+from tests.support import golden
+from tests.support.imports import read, refused
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.importing.stackexchange import FORMAT

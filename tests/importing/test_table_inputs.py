@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from tests import golden
-from tests.importing.harness import job, read, refused, write_csv
+from tests.support import golden
+from tests.support.imports import job, read, refused, write_csv
 from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.source import ReadLog
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests import golden
-from tests.importing.harness import read, refused, write_csv
+from tests.support import golden
+from tests.support.imports import read, refused, write_csv
 
 _ROWS = [
     {"who": "ann", "where": "x", "a": 1.0, "b": -2.5, "y": 0, "text": "Hi, Bob!", "film": "f"},

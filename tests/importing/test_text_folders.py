@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import golden
-from tests.importing.harness import REAL, needs, read, refused
+from tests.support import golden
+from tests.support.imports import REAL, needs, read, refused
 from tff_agnostic.importing import text_folders
 from tff_agnostic.importing.text import html_blocks, split_sentences
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.importing.harness import job, read, stored_counts
+from tests.support.imports import job, read, stored_counts
 from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.base.files import read_text
 from tff_agnostic.data.store import CLIENTS, EXAMPLES, STORE

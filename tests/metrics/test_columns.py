@@ -7,14 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.run.harness import (
-    AWKWARD_NAMES,
-    QUANTITIES,
-    make_evaluation,
-    make_report,
-    measures,
-)
+from tests.support import golden
+from tests.support.results import AWKWARD_NAMES, QUANTITIES, make_evaluation, make_report, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import ReportField, Role, Unit, flattened
 from tff_agnostic.base.terminal import printable

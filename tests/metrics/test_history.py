@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.metrics.metrics_file import Column, History, read_history

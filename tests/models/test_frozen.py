@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.computations.harness import linear_model
-from tests.models import keras_zoo
+from tests.support import golden, keras_zoo
+from tests.support.models import linear_model
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.client_output import training_bounds

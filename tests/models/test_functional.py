@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import linear_model, make_client
+from tests.support.clients import make_client
+from tests.support.models import linear_model
 from tff_agnostic.models import accuracy, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 

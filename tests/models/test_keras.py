@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.marks import usually
-from tests.models.keras_zoo import KINDS, Kind, classification
+from tests.support.keras_zoo import KINDS, Kind, classification
+from tests.support.marks import usually
 from tff_agnostic.base.later import tff
 from tff_agnostic.models import Model, model_from_keras
 from tff_agnostic.models.keras_platform import KERAS_3, keras_platform

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import build
 from tests.models.recurrent_harness import (
     MASKS,
     assert_all_close,
@@ -14,6 +13,7 @@ from tests.models.recurrent_harness import (
     random_weights,
     sequences,
 )
+from tests.support.algorithms import build
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.models import CIFG, LSTM, Model, keyboard_cifg, next_word_lstm
 from tff_agnostic.models.cifg import cifg

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.models.user_files import FEATURES, INT, REGRESSION, returning
+from tests.support.model_files import FEATURES, INT, REGRESSION, returning
 from tff_agnostic.models import (
     Metric,
     ModelData,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import build
-from tests.computations.harness import EagerTraining, random_client, run_rounds
-from tests.marks import usually
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.marks import usually
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.models import Model, emnist_cnn, logistic_regression, next_word_lstm
 from tff_agnostic.models.keras import PRECISIONS, computing_in
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.marks import usually
 from tests.models.recurrent_harness import (
     LAYERS,
     MASKS,
@@ -16,6 +15,7 @@ from tests.models.recurrent_harness import (
     random_weights,
     sequences,
 )
+from tests.support.marks import usually
 from tff_agnostic.base.later import tff
 from tff_agnostic.models import CIFG, LSTM, Model, lstm, model_from_keras
 from tff_agnostic.models.model import ModelWeights

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tests.models import tff_models
-from tests.models.keras_zoo import classification
+from tests.support import tff_models
+from tests.support.keras_zoo import classification
 from tff_agnostic import models
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations.tff_bridge.models import restore_keras_classes

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests import golden
-from tests.models.user_files import error_lines, load_error, model_file
+from tests.support import golden
+from tests.support.model_files import error_lines, load_error, model_file
 from tff_agnostic.base import user_code
 from tff_agnostic.base.files import digest
 from tff_agnostic.base.user_code import UserFile

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.algorithms.cases import build
-from tests.computations.harness import EagerTraining, random_client, run_rounds
-from tests.models.user_files import (
+from tests.support import golden
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.model_files import (
     DENSE,
     FEATURES,
     IMPORTS,
@@ -25,6 +25,7 @@ from tests.models.user_files import (
     model_file,
     returning,
 )
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.models import Model, ModelData, load_user_model
 from tff_agnostic.models.keras_platform import KERAS_2, keras_platform
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import build
-from tests.computations.harness import EagerTraining, linear_model, run_rounds
+from tests.support.algorithms import build
+from tests.support.models import linear_model
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.algorithms import Problem
 from tff_agnostic.algorithms.stochastic_afl import StochasticAflOptions, stochastic_afl
 from tff_agnostic.base.errors import UserError

@@ -17,9 +17,9 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from tests.marks import usually
 from tests.privacy.attacks.audit import MODES
 from tests.privacy.closed_forms import gaussian_epsilon
+from tests.support.marks import usually
 from tff_agnostic.aggregations.noise import TreeResidual
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.privacy.accountant import (

@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.marks import usually
 from tests.privacy import attack_curves
 from tests.privacy.attacks.scores import lower_bound
 from tests.privacy.closed_forms import gaussian_epsilon
+from tests.support.marks import usually
 from tff_agnostic.privacy.accountant import PrivacyAccountant
 from tff_agnostic.privacy.distributed import DistributedNoise, IntegerGroup
 from tff_agnostic.privacy.sampling import CountedCohorts, FixedSizeCohorts, SecretCohorts

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from binaries import compare, evaluate, export, report, save_model, train, tune
-from tests.binaries.harness import Caller
-from tests.data.stores import image, write_store
 from tests.privacy.digest_attack import digest_places, published, store_digests
+from tests.support.commands import Caller
+from tests.support.stores import image, write_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.clients import clients_digest
 from tff_agnostic.program.runs.folder import RunFolder

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from binaries import compare, evaluate, export, import_data, report, save_model, train
-from tests.binaries.harness import Caller
 from tests.privacy.exact_numbers import matches
+from tests.support.commands import Caller
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.data_warnings import TRAINING_WARNINGS
 from tff_agnostic.metrics.class_counts import entropy

@@ -11,7 +11,7 @@ import pytest
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OneOf, OptionError, Options, Within, alternatives, hints
 from tff_agnostic.base.registry import Registry

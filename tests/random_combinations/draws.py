@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.aggregations.sums import private_sum
-from tests.algorithms.cases import builder_arguments
-from tests.options import make_options
 from tests.random_combinations.tasks import ENSEMBLE, TASKS, Task
-from tests.runtimes.running import ClientsInMemory
+from tests.support.algorithms import builder_arguments
+from tests.support.options import make_options
+from tests.support.runtimes import ClientsInMemory
+from tests.support.sums import private_sum
 from tff_agnostic.aggregations.aggregation import LimitedOptions, PlainSum
 from tff_agnostic.aggregations.registry import UPDATE_AGGREGATORS, named
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions

@@ -12,7 +12,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tests.algorithms.cases import random_ensemble
+from tests.support.algorithms import random_ensemble
 from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.models.metrics import SentenceLoss, sparse_cross_entropy
 from tff_agnostic.models.model import ModelWeights

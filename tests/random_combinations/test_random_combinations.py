@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_identical, to_numpy
 from tests.random_combinations.draws import SEEDS_PER_GROUP, Combination, draw
-from tests.runtimes.running import running_runtimes
+from tests.support.comparing import assert_identical, to_numpy
+from tests.support.runtimes import running_runtimes
 from tff_agnostic.algorithms import Trait
 from tff_agnostic.algorithms.tail_thresholds import (
     RefinedThreshold,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.reports.made_up import Reader
+from tests.support.pages import Reader
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.program.reports import html
 from tff_agnostic.program.reports.document import (

@@ -12,8 +12,8 @@ import defusedxml.ElementTree
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.reports.made_up import (
+from tests.support import golden
+from tests.support.pages import (
     AWKWARD,
     MEASURES,
     PRIVACY,

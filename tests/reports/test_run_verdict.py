@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 from scipy import stats
 
-from tests import golden
-from tests.reports import made_up
+from tests.support import golden
+from tests.support import pages as made_up
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from absl.testing import flagsaver
 
-from tests.algorithms.user_files import write_by_size
-from tests.run.harness import QUANTITIES, make_report
+from tests.support.algorithm_files import write_by_size
+from tests.support.results import QUANTITIES, make_report
 from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.base.files import claimed_folder, output_folder
 from tff_agnostic.base.report_fields import ReportField

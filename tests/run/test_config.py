@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.algorithms.user_files import write_by_size
-from tests.computations.harness import vectorised
-from tests.options import make_options
+from tests.support import golden
+from tests.support.algorithm_files import write_by_size
+from tests.support.clients import vectorised
+from tests.support.options import make_options
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.algorithms import ALGORITHMS
 from tff_agnostic.base.errors import UserError

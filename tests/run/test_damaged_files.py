@@ -9,8 +9,8 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.run.training.harness import train
+from tests.support import golden
+from tests.support.runs import train
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.options.tasks import FORMAT

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.options import make_options
-from tests.run.harness import make_task
+from tests.support.options import make_options
+from tests.support.results import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import SecureSum, SecureSumOptions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.run.harness import make_task
+from tests.support.results import make_task
 from tff_agnostic.data.clients import FirstExamples, InMemoryClients
 from tff_agnostic.data.data_warnings import Remark
 from tff_agnostic.models import Metric

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.options import make_options
-from tests.run.harness import make_evaluation, make_task
+from tests.support import golden
+from tests.support.options import make_options
+from tests.support.results import make_evaluation, make_task
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, FedAvgOptions
 from tff_agnostic.base.report_fields import ReportField, Role
 from tff_agnostic.data.data_warnings import ABSURD

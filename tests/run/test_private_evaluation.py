@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.options import make_options
 from tests.privacy.closed_forms import gaussian_epsilon
-from tests.run.harness import make_task
+from tests.support.options import make_options
+from tests.support.results import make_task
 from tff_agnostic.aggregations.aggregation import PlainSum
 from tff_agnostic.aggregations.private_sum import (
     BudgetEvaluation,

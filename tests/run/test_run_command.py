@@ -3,7 +3,7 @@
 import pytest
 
 from binaries import compare, train
-from tests.binaries.harness import compared_specs, given
+from tests.support.commands import compared_specs, given
 from tff_agnostic.program.commands.command_line import compare_command, own_flags, train_command
 from tff_agnostic.program.runs.spec import flags_without_folders, resolve
 

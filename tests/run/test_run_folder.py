@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import claimed_folder, digest, file_digest, read_json
 from tff_agnostic.program.options.tasks import FORMAT

@@ -11,9 +11,9 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from binaries import train
-from tests import golden
-from tests.binaries.harness import given
-from tests.options import make_options
+from tests.support import golden
+from tests.support.commands import given
+from tests.support.options import make_options
 from tff_agnostic.aggregations.private_sum import DistributedOptions
 from tff_agnostic.aggregations.registry import AGGREGATIONS
 from tff_agnostic.algorithms import ALGORITHMS, AgnosticFedAvgOptions

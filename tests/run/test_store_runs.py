@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from binaries import evaluate, export, train
-from tests.binaries.harness import WORD_MODEL, Caller, write_texts
+from tests.support.commands import WORD_MODEL, Caller, write_texts
 from tff_agnostic.base.files import read_json
 
 _WORDS = {"a": 3, "b": 2, "c": 1}

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.core.util import event_pb2
 
-from tests.run.harness import AWKWARD_NAMES
+from tests.support.results import AWKWARD_NAMES
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import ReportField
 from tff_agnostic.computations.algorithm import Algorithm, RunState

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from binaries import train as train_binary
-from tests.binaries.harness import TOY, Caller
+from tests.support.commands import TOY, Caller
 from tff_agnostic.algorithms.q_ffl import QFflOptions
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.options import OptionError

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.algorithms.cases import build
-from tests.computations.harness import random_client, run_rounds, to_numpy
-from tests.options import make_options
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.comparing import to_numpy
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.computations import Algorithm, PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.models import Model, logistic_regression
 

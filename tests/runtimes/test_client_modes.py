@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_all_close, assert_identical, random_client
-from tests.marks import usually
-from tests.options import make_options
-from tests.runtimes.model_kinds import KINDS
+from tests.support.clients import random_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.marks import usually
+from tests.support.model_kinds import KINDS
+from tests.support.options import make_options
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.algorithms.fed_boost import fed_boost

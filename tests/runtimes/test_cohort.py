@@ -14,19 +14,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import build
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    assert_identical,
-    random_client,
-    run_rounds,
-)
-from tests.marks import usually
-from tests.models import keras_zoo
-from tests.options import options_in_mode
-from tests.runtimes.on_devices import rounds_on_devices
 from tests.runtimes.processes import resident_mb
+from tests.support import keras_zoo
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.marks import usually
+from tests.support.on_devices import rounds_on_devices
+from tests.support.options import options_in_mode
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.base.errors import ExecutionError
 from tff_agnostic.base.later import tff
 from tff_agnostic.computations import PlainSum, RunState, SecureSum
@@ -270,7 +266,7 @@ def test_error_of_exhausted_memory_names_settings_to_lower():
 def test_device_count_keeps_vectorised_results_identical():
     """Another process has four logical devices; `test_card.py` tests streamed clients."""
     output = subprocess.check_output(
-        [sys.executable, "-W", "ignore", "-m", "tests.runtimes.on_devices", "4", "vectorised"],
+        [sys.executable, "-W", "ignore", "-m", "tests.support.on_devices", "4", "vectorised"],
         text=True,
         env={**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
     )

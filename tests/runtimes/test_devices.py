@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.runtimes.devices import DEVICES, one_thread_per_operation
 
 _HINT = {

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.computations.harness import (
-    assert_all_close,
-    assert_identical,
-    random_client,
-    random_weights,
-)
-from tests.options import make_options
+from tests.support.clients import random_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.models import random_weights
+from tests.support.options import make_options
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import PlainSum, SecureSum, SecureSumOptions
 from tff_agnostic.models import logistic_regression

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.algorithms.cases import build
-from tests.computations.harness import assert_identical, linear_model, random_client
-from tests.options import options_in_mode
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.comparing import assert_identical
+from tests.support.models import linear_model
+from tests.support.options import options_in_mode
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.round import Round, traced_specs

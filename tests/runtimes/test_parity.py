@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.cases import CASES, NUM_DOMAINS, build
-from tests.combinations import FACTORS
-from tests.computations.harness import assert_identical, run_rounds
-from tests.marks import usually
-from tests.options import make_options, options_in_mode
-from tests.runtimes.model_kinds import KINDS, ModelKind
+from tests.support.algorithms import CASES, build
+from tests.support.clients import NUM_DOMAINS
+from tests.support.combinations import FACTORS
+from tests.support.comparing import assert_identical
+from tests.support.marks import usually
+from tests.support.model_kinds import KINDS, ModelKind
+from tests.support.options import make_options, options_in_mode
+from tests.support.rounds import run_rounds
 from tff_agnostic.computations import AGGREGATIONS, SecureSumOptions
 from tff_agnostic.models.model import Examples, ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tests.computations.harness import assert_identical, random_client
-from tests.options import make_options
+from tests.support.clients import random_client
+from tests.support.comparing import assert_identical
+from tests.support.options import make_options
 from tff_agnostic.algorithms import AgnosticFedAvgOptions, build_agnostic_fed_avg
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.tff import ProgramContext, TffWorker, create_context

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import tff_agnostic
-from tests.computations.harness import assert_identical, run_rounds
 from tests.runtimes.processes import descendants, resident_mb, title, wait_for
 from tests.runtimes.ray_rounds import (
     CASES,
@@ -25,6 +24,8 @@ from tests.runtimes.ray_rounds import (
     three_rounds,
     training,
 )
+from tests.support.comparing import assert_identical
+from tests.support.rounds import run_rounds
 from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES

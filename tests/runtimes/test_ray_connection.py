@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import default_signals, is_running
 from tests.runtimes.processes import descendants, wait_for
+from tests.support.processes import default_signals, is_running
 from tff_agnostic.base.errors import ExecutionError, UserError
 from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES
@@ -39,7 +39,7 @@ _TWO_NODES = """
 import threading
 import numpy as np
 from ray.cluster_utils import Cluster
-from tests.computations.harness import run_rounds
+from tests.support.rounds import run_rounds
 from tests.runtimes.ray_rounds import cohort, leaves, training
 from tff_agnostic.runtimes.options import RayOptions
 from tff_agnostic.runtimes.registry import RUNTIMES

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tests.algorithms.cases import build
-from tests.computations.harness import (
-    EagerTraining,
-    assert_all_close,
-    assert_identical,
-    random_client,
-    run_rounds,
-)
 from tests.runtimes.processes import resident_mb
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.algorithms import build_agnostic_fed_avg
 from tff_agnostic.base.options import Options
 from tff_agnostic.computations import PlainSum, RunState

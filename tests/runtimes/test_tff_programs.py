@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.computations.harness import assert_identical
+from tests.support.comparing import assert_identical
 
 _ROOT = Path(__file__).absolute().parents[2]
 _FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```", re.DOTALL | re.MULTILINE)

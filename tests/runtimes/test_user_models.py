@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.computations.harness import assert_all_close, run_rounds
-from tests.marks import usually
-from tests.options import make_options
 from tests.runtimes.user_models import USER_MODELS
+from tests.support import golden
+from tests.support.comparing import assert_all_close
+from tests.support.marks import usually
+from tests.support.options import make_options
+from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms import FedAvgOptions, Problem
 from tff_agnostic.algorithms.fed_avg import fed_avg
 from tff_agnostic.computations import PlainSum

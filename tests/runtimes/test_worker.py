@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.marks import selected, usually
-from tests.processes import default_signals, is_running, wait_until
+from tests.support.marks import selected, usually
+from tests.support.processes import default_signals, is_running, wait_until
 from tff_agnostic.base.later import tff
 from tff_agnostic.runtimes.tff import TffWorker
 

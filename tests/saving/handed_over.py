@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.importing.harness import job
+from tests.support.imports import job
 from tff_agnostic.data.inputs import TABLE, inputs_json
 from tff_agnostic.data.store import load_store
 from tff_agnostic.importing.source import ReadLog

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.importing.harness import job
 from tests.saving import handed_over
 from tests.saving.harness import ask_plain_tensorflow
+from tests.support.imports import job
 from tff_agnostic.data.inputs import ModelInputs, inputs_json
 from tff_agnostic.data.store import Store, load_store
 from tff_agnostic.importing.options import ImportOptions

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.marks import selected, usually
-from tests.models.keras_zoo import KINDS, classification
 from tests.saving.harness import ask_plain_tensorflow
+from tests.support import golden
+from tests.support.keras_zoo import KINDS, classification
+from tests.support.marks import selected, usually
 from tff_agnostic.base.text_ids import SentenceEncoder, TextEncoder
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.data.clients import InMemoryClients

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.models import keras_zoo
+from tests.support import golden, keras_zoo
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.models.keras_platform import KERAS_3, keras_platform
 from tff_agnostic.program.keras_files import read_named_keras

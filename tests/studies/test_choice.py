@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread

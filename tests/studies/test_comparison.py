@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.reports.made_up import client_values, result, write_run
+from tests.support.pages import client_values, result, write_run
 from tff_agnostic.program.studies.comparison import read_trials, trial_folder, trial_name
 
 _NAMES = ("phone", "tablet")

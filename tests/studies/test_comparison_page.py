@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import golden
-from tests.reports.made_up import (
+from tests.support import golden
+from tests.support.pages import (
     AWKWARD,
     MEASURES,
     PRIVACY,

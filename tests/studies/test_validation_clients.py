@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.hard_domains.digits import DIGITS_MODEL
-from tests.data.stores import write_store
+from tests.support.stores import write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.program.runs.spec import resolve

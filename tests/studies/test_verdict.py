@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests import golden
-from tests.run.harness import AWKWARD_NAMES
+from tests.support import golden
+from tests.support.results import AWKWARD_NAMES
 from tff_agnostic.base.report_fields import Unit
 from tff_agnostic.metrics.intervals import Resampled, Spread
 from tff_agnostic.models.model import Measure

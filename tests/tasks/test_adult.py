@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.data.stores import LOGISTIC_REGRESSION
-from tests.importing.harness import job
+from tests.support import golden
+from tests.support.imports import job
+from tests.support.stores import LOGISTIC_REGRESSION
 from tff_agnostic.data.clients import domain_counts, even_partition
 from tff_agnostic.importing.source import ReadLog
 from tff_agnostic.tasks.adult import CATEGORIES, COLUMNS, AdultOptions, load, read_adult

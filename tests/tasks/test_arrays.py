@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.stores import text_store
 from tests.saving import handed_over
+from tests.support.stores import text_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store import load_store
 from tff_agnostic.tasks.stored_inputs import split_arrays

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import checked_examples, domain_counts
 from tff_agnostic.models.keras import computing_in

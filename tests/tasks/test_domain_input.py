@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from binaries import save_model, train
-from tests.binaries.harness import Caller
-from tests.data.stores import sentence, write_store
+from tests.support.commands import Caller
+from tests.support.stores import sentence, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.later import tf

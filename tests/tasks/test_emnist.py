@@ -5,8 +5,8 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.data.stores import image, text_store, tff_store, write_store
+from tests.support import golden
+from tests.support.stores import image, text_store, tff_store, write_store
 from tff_agnostic.base.later import tff
 from tff_agnostic.data.clients import domain_counts
 from tff_agnostic.models import logistic_regression

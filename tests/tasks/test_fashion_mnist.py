@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.data.stores import image, tff_store, write_store
+from tests.support import golden
+from tests.support.stores import image, tff_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.tasks.registry import load_task

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.data.stores import image, sentence, text_store, tff_store, write_store
+from tests.support import golden
+from tests.support.stores import image, sentence, text_store, tff_store, write_store
 from tff_agnostic.base.later import tff
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.models.next_word import NextWordNetwork

@@ -8,9 +8,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.data.stores import image, sentence, tff_store, write_store
-from tests.run.harness import make_task
+from tests.support import golden
+from tests.support.results import make_task
+from tests.support.stores import image, sentence, tff_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.commands.registry import own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS

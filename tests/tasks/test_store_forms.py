@@ -6,9 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.computations.harness import assert_identical
-from tests.data.stores import LOGISTIC_REGRESSION, image, text_store, write_store
-from tests.tasks.custom.stores import people, reviews
+from tests.support.comparing import assert_identical
+from tests.support.stores import (
+    LOGISTIC_REGRESSION,
+    image,
+    people,
+    reviews,
+    text_store,
+    write_store,
+)
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext

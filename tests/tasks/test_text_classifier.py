@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.computations.harness import EagerTraining, run_rounds
-from tests.data.stores import WORDS, text_store, write_store
-from tests.importing.harness import job
-from tests.options import make_options
-from tests.tasks.custom.stores import reviews
+from tests.support import golden
+from tests.support.imports import job
+from tests.support.options import make_options
+from tests.support.rounds import EagerTraining, run_rounds
+from tests.support.stores import WORDS, reviews, text_store, write_store
 from tff_agnostic.algorithms import ALGORITHMS, Problem
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record

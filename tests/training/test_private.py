@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.options import make_options
 from tests.privacy.closed_forms import gaussian_epsilon
+from tests.support.options import make_options
 from tff_agnostic import regression, train
 from tff_agnostic.aggregations.private_sum import ServerNoiseOptions
 from tff_agnostic.algorithms.fed_avg import FedAvgOptions, fed_avg

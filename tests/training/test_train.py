@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.options import make_options
+from tests.support.options import make_options
 from tff_agnostic import (
     AgnosticFedAvgOptions,
     Observer,

@@ -15,7 +15,7 @@ from benchmarks.timing.report import Report
 from benchmarks.timing.results import SideResult, WorkloadResult
 from benchmarks.timing.scale import CohortResult, LongRun, ScaleResult, StoreResult
 from benchmarks.timing.workloads import WORKLOADS, logistic, make_clients
-from tests import golden
+from tests.support import golden
 from tff_agnostic.base.errors import UserError
 
 

@@ -17,9 +17,9 @@ from fleet.secure_aggregation.errors import SumError
 from fleet.secure_aggregation.messages import Type
 from fleet.secure_aggregation.sum_plan import SummedTensor
 from plan_runner.errors import PlanError
-from tests import golden
 from tests.fleet.secure_aggregation.parties import Fleet
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 _VARIANCES = [Fraction(1, 100), Fraction(1, 3), Fraction(6), Fraction(250)]
 # Number of values that the first random word's digits can have; the word's last bit is the sign.

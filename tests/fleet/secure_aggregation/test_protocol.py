@@ -19,9 +19,9 @@ from fleet.secure_aggregation.errors import ProtocolError, SumError
 from fleet.secure_aggregation.messages import Type
 from fleet.secure_aggregation.sessions import SessionFolder
 from fleet.secure_aggregation.sum_plan import Identities, SummedTensor
-from tests import golden
 from tests.fleet.secure_aggregation import parties
 from tests.fleet.secure_aggregation.parties import Fleet, refused
+from tests.support import golden
 
 STAGES = [Type.KEYS, Type.SHARES, Type.MASKED, Type.VOTE, Type.OPENING]
 

@@ -9,7 +9,6 @@ from absl.testing import flagsaver
 
 from plan_runner import cli, plan_pb2
 from plan_runner.graph_session import read_checkpoint, write_checkpoint
-from tests import golden
 from tests.plan_runner.exports import (
     CLIENTS,
     STATE,
@@ -20,6 +19,7 @@ from tests.plan_runner.exports import (
     write_clients,
 )
 from tests.plan_runner.harness import call
+from tests.support import golden
 
 
 @pytest.fixture

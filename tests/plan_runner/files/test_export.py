@@ -13,9 +13,9 @@ import tensorflow as tf
 from plan_runner.errors import PlanError
 from plan_runner.export import check_frames, open_export, read_arrays
 from plan_runner.graph_check import check_bounds, tensor_bytes
-from tests import golden
 from tests.plan_runner.exports import rehash, write_client
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from tensorflow.core.protobuf import saver_pb2
 from plan_runner import plan_pb2
 from plan_runner.plan_messages import parse_plan
 from plan_runner.rounds import load_profile
-from tests import golden
 from tests.plan_runner.plans import SIDE, spec
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 
 def refused(profile, plan) -> str:

@@ -11,8 +11,8 @@ from tensorflow.python.framework import op_def_registry
 from plan_runner import graph_check
 from plan_runner.errors import PlanError
 from plan_runner.graph_check import Permissions, check_graph
-from tests import golden
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 raw = tf.raw_ops
 PATHS = Permissions(reads=frozenset({"in:0"}), writes=frozenset({"out:0"}))

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from plan_runner.kernel import find_kernel
-from tests.binaries.harness import ROOT, tree
-from tests.marks import usually
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX, call
 from tests.plan_runner.hostile.files import FILES
 from tests.plan_runner.hostile.graphs import GRAPHS
 from tests.plan_runner.hostile.spoiling import Stage
+from tests.support.commands import ROOT, tree
+from tests.support.marks import usually
 
 HOSTILE = {**FILES, **GRAPHS}
 _ENDED = [name for name, case in HOSTILE.items() if case.stage is Stage.ENDED]

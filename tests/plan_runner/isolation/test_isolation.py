@@ -9,11 +9,11 @@ import tempfile
 import pytest
 
 from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_isolated
-from tests import golden
-from tests.binaries.harness import ROOT
-from tests.marks import usually
 from tests.plan_runner.isolation.listener import RecordingListener
-from tests.processes import default_signals, is_running, wait_until
+from tests.support import golden
+from tests.support.commands import ROOT
+from tests.support.marks import usually
+from tests.support.processes import default_signals, is_running, wait_until
 
 _BOUNDS = Bounds(max_memory_gb=0.7, max_round_seconds=60.0)
 # On a busy machine, Python starts within these seconds.

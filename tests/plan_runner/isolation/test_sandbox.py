@@ -17,12 +17,12 @@ from plan_runner.isolation import Bounds, run_isolated
 from plan_runner.kernel import find_kernel
 from plan_runner.play import Request, read_state
 from plan_runner.sandbox import missing
-from tests.binaries.harness import ROOT
 from tests.plan_runner.graphs.converted import saving_graph
 from tests.plan_runner.harness import call
 from tests.plan_runner.hostile.attacks import save_elsewhere, write_over_path
 from tests.plan_runner.isolation import attempts
 from tests.plan_runner.isolation.listener import RecordingListener
+from tests.support.commands import ROOT
 
 needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no {' and no '.join(missing())}")
 

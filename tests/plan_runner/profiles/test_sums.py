@@ -19,10 +19,10 @@ from plan_runner.secure import (
     SecureTensor,
     read_side_channel,
 )
-from tests import golden
 from tests.plan_runner.exports import rehash
 from tests.plan_runner.plans import spec
 from tests.plan_runner.refusals import refusal
+from tests.support import golden
 
 
 def config(dtype="float32", shape=(), **changes):

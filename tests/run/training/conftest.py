@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.training.harness import train
+from tests.support.runs import train
 from tff_agnostic.runtimes.cohort import CohortRuntime
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.run.training.harness import ROUNDS, SETTINGS, round_numbers, train
+from tests.support import golden
+from tests.support.runs import ROUNDS, SETTINGS, round_numbers, train
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.program.options.process import StopRequest

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import golden
-from tests.marks import usually
 from tests.privacy.closed_forms import gaussian_epsilon
+from tests.support import golden
+from tests.support.marks import usually
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.data.clients import InMemoryClients

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.run.training.harness import ROUNDS, assert_same_run, round_numbers, stopped, train
+from tests.support.runs import ROUNDS, assert_same_run, round_numbers, stopped, train
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history

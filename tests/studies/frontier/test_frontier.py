@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from tests import golden
-from tests.run.harness import AWKWARD_NAMES, measures
+from tests.support import golden
+from tests.support.results import AWKWARD_NAMES, measures
 from tff_agnostic.program.reports.document import Figure
 from tff_agnostic.program.reports.html import svg
 from tff_agnostic.program.studies.comparison import SUMMARIES, Comparison, Trials

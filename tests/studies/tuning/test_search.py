@@ -8,9 +8,9 @@ import pytest
 from optuna.trial import FixedTrial
 
 from binaries import train, tune
-from tests import golden
-from tests.binaries.harness import compared_specs, given
-from tests.run.harness import make_evaluation, measures
+from tests.support import golden
+from tests.support.commands import compared_specs, given
+from tests.support.results import make_evaluation, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.studies.search_space import (
     dimension,

@@ -13,8 +13,8 @@ import pytest
 from optuna.trial import TrialState
 
 from binaries import tune
-from tests.binaries.harness import given
-from tests.run.harness import make_evaluation, measures
+from tests.support.commands import given
+from tests.support.results import make_evaluation, measures
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import make_folder, write_json
 from tff_agnostic.program.options.process import StopRequest

@@ -6,10 +6,18 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 
-from tests.data.stores import LOGISTIC_REGRESSION, text_store, tff_store, write_store
-from tests.importing.harness import job
-from tests.models.user_files import model_file
-from tests.tasks.custom.stores import people, point, points, reviews
+from tests.support.imports import job
+from tests.support.model_files import model_file
+from tests.support.stores import (
+    LOGISTIC_REGRESSION,
+    people,
+    point,
+    points,
+    reviews,
+    text_store,
+    tff_store,
+    write_store,
+)
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.source import ReadLog

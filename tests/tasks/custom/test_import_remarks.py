@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.run.harness import make_task
+from tests.support.results import make_task
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import StoreContent
 from tff_agnostic.program.runs.build import data_remarks

@@ -9,7 +9,7 @@ from typing import Any, Union
 import numpy as np
 import pytest
 
-from tests import golden
+from tests.support import golden
 from tff_agnostic.data.store import ArrowStore
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing.importer import FORMATS, Import, checked_import

@@ -1,85 +1,17 @@
-"""Helpers of many tests: small models, clients, and an eager runner of an algorithm's rounds."""
+"""Rounds of an algorithm, run eagerly without TFF."""
 
 import collections
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
+from tests.support.clients import single
+from tests.support.comparing import to_numpy, to_tensors
 from tff_agnostic.computations.algorithm import Algorithm, ClientResult, RoundView, RunState
-from tff_agnostic.computations.clients import (
-    Clients,
-    client_arrays,
-    stacked_client_arrays,
-    vectorised_clients,
-)
 from tff_agnostic.computations.round import client_result
-from tff_agnostic.models.model import Examples, Model, ModelWeights
-
-
-def make_client(x: Any, domain_id: Any, y: Any = None) -> dict[str, np.ndarray]:
-    """Returns a client's examples as float32 and int32 arrays; labels are 0 by default."""
-    return {
-        "x": np.asarray(x, np.float32),
-        "y": np.zeros([len(x)], np.int32) if y is None else np.asarray(y, np.int32),
-        "domain_id": np.asarray(domain_id, np.int32),
-    }
-
-
-def single(client: Examples, seed: Any = (), state: Any = ()) -> Clients:
-    """Returns `Clients` of one client, whose seed is an int64 scalar."""
-    return dataclasses.replace(Clients.from_arrays(client_arrays(client, state)), seed=seed)
-
-
-def vectorised(clients: Sequence[Examples], seed: Any = ()) -> Clients:
-    """Returns vectorised `Clients` of G clients, whose seeds are int64 [G]."""
-    return dataclasses.replace(
-        Clients.from_arrays(stacked_client_arrays(clients), vectorised_clients), seed=seed
-    )
-
-
-def random_client(
-    rng: np.random.Generator,
-    size: int,
-    domains: Sequence[int],
-    num_features: int = 4,
-    num_classes: int = 3,
-) -> dict[str, np.ndarray]:
-    """Returns a client with `size` random examples of the given domains."""
-    x = rng.normal(size=[size, num_features])
-    return make_client(x, rng.choice(domains, size), rng.integers(num_classes, size=size))
-
-
-def random_weights(seed: int = 0) -> ModelWeights:
-    """Returns random weights of a logistic regression with 4 features and 3 classes."""
-    rng = np.random.default_rng(seed)
-    return ModelWeights([rng.normal(size=s).astype(np.float32) for s in ([4, 3], [3])], [])
-
-
-def linear_model(initial: float = 4.0, regularizer: Any = None) -> Model:
-    """Returns a model with one weight w, where an example's loss is x * w."""
-    return Model(
-        initial_weights=ModelWeights([np.array([initial], np.float32)], []),
-        example_spec={"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([None], tf.int32)},
-        predict=lambda weights, x, training, seed: tf.multiply(x, weights.trainable[0]),
-        loss=lambda labels, predictions: predictions,
-        regularizer=regularizer,
-    )
-
-
-def squared_differences() -> Model:
-    """Returns a linear regression with the squared loss and two weights, initially 0."""
-    return Model(
-        initial_weights=ModelWeights([np.zeros([2], np.float32)], []),
-        example_spec={
-            "x": tf.TensorSpec([None, 2], tf.float32),
-            "y": tf.TensorSpec([None], tf.float32),
-        },
-        predict=lambda weights, x, training, seed: tf.linalg.matvec(x, weights.trainable[0]),
-        loss=lambda labels, predictions: tf.square(labels - predictions),
-    )
+from tff_agnostic.models.model import Examples
 
 
 class EagerTraining:
@@ -178,33 +110,6 @@ def run_rounds(
         state, round_metrics = training.next(state, cohort)
         metrics.append(round_metrics)
     return state, metrics
-
-
-def to_tensors(structure: Any) -> Any:
-    return tf.nest.map_structure(tf.convert_to_tensor, structure)
-
-
-def to_numpy(structure: Any) -> Any:
-    return tf.nest.map_structure(lambda value: np.asarray(value), structure)
-
-
-def flat(arrays: Iterable[Any]) -> np.ndarray:
-    """Returns the values of all arrays as one vector."""
-    return np.concatenate([np.ravel(array) for array in arrays])
-
-
-def assert_all_close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-7) -> None:
-    """Compares two structures leaf by leaf."""
-    tf.nest.assert_same_structure(actual, expected)
-    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=rtol, atol=atol)
-
-
-def assert_identical(actual: Any, expected: Any) -> None:
-    """Compares two structures leaf by leaf and bit for bit; NaN equals NaN."""
-    tf.nest.assert_same_structure(actual, expected)
-    for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
 
 
 def communication(computation: Any) -> dict[str, int]:

@@ -21,7 +21,7 @@ import pytest
 
 from tff_agnostic.base.errors import UserError
 
-_TESTS = Path(__file__).parent
+_TESTS = Path(__file__).parents[1]
 _ARROW = " => "
 # Whether to write golden texts; `--golden` sets it.
 writes = False

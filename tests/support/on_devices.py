@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tests.algorithms.cases import build
-from tests.computations.harness import random_client
-from tests.options import options_in_mode
+from tests.support.algorithms import build
+from tests.support.clients import random_client
+from tests.support.options import options_in_mode
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.models import logistic_regression
 from tff_agnostic.runtimes.cohort import CohortRuntime

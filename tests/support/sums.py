@@ -1,15 +1,19 @@
-"""Builders of private and secure sums for tests."""
+"""Private and secure sums, and eager sums of client outputs through them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from tests.options import make_options
-from tff_agnostic.aggregations.aggregation import Aggregation, PlainSum
+import tensorflow as tf
+
+from tests.support.options import make_options
+from tff_agnostic.aggregations.aggregation import Aggregation, ClientFacts, PlainSum
 from tff_agnostic.aggregations.registry import PRIVACIES, NoiseFacts
 from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 
 # Limits of a client, so small that adversarial clients exceed all of them.
 LIMITS = {"limit_examples": 20, "limit_loss": 5.0}
+
 # Noise keys by name of the clients' noise generator.
 KEYS: dict[str, tuple[int, ...]] = {"philox": (12, 34), "secure": (12, 34, -56, 78)}
 
@@ -41,3 +45,34 @@ def private_sum(
     facts = NoiseFacts(expected_clients, noise_key, noise_multiplier, min_clients, noise_clients)
     release: Any = spec.build(name, inner, options, facts)
     return release if integer_clip is None else replace(release, integer_clip=integer_clip)
+
+
+def encoded(
+    aggregation: Aggregation, output: Any, bounds: Any, examples_cut: int = 0, state: Any = None
+) -> Any:
+    """Returns a client's encoded output.
+
+    Args:
+        aggregation: Encodes the output.
+        output: Output of the client's work.
+        bounds: Bounds in the output's structure.
+        examples_cut: Number of the client's skipped examples.
+        state: The aggregation's state; None for its initial state.
+    """
+    state = aggregation.initialize(bounds) if state is None else state
+    facts = ClientFacts(tf.constant(7, tf.int64), tf.constant(examples_cut, tf.int64))
+    return aggregation.encode(aggregation.client_params(state), output, bounds, facts)
+
+
+def decoded_sum(
+    aggregation: Aggregation,
+    outputs: Sequence[Any],
+    bounds: Any,
+    examples_cut: Optional[Sequence[int]] = None,
+) -> tuple[Any, Any]:
+    """Returns the server's sum of client outputs, and the aggregation's report."""
+    cuts = [0] * len(outputs) if examples_cut is None else examples_cut
+    submitted = [encoded(aggregation, o, bounds, cut) for o, cut in zip(outputs, cuts)]
+    summed = tf.nest.map_structure(lambda *values: tf.add_n(values), *submitted)
+    _, decoded, report = aggregation.decode(aggregation.initialize(bounds), summed, bounds)
+    return decoded, report

@@ -22,9 +22,9 @@ from absl import flags, logging
 from absl.testing import flagsaver
 
 from binaries import compare
-from tests.data.stores import LOGISTIC_REGRESSION, points_store, sentence, write_store
-from tests.platform import names_tff
-from tests.processes import child_processes, default_signals, wait_until
+from tests.support.platform import names_tff
+from tests.support.processes import child_processes, default_signals, wait_until
+from tests.support.stores import LOGISTIC_REGRESSION, points_store, sentence, write_store
 from tff_agnostic.base.options import Options
 from tff_agnostic.program.commands.registry import command
 from tff_agnostic.program.options.process import StopRequest, define, exit_status, parse_flags

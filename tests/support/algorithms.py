@@ -1,4 +1,4 @@
-"""Algorithms and clients for tests: every registered algorithm, and one with two steps."""
+"""Every registered algorithm, and one with two steps, with options for tests."""
 
 import functools
 import inspect
@@ -8,9 +8,9 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from tests.algorithms import two_steps
-from tests.computations.harness import make_client, random_client
-from tests.options import make_options
+from tests.support import two_steps
+from tests.support.clients import NUM_DOMAINS
+from tests.support.options import make_options
 from tff_agnostic.algorithms import ALGORITHMS, AlgorithmSpec, Problem
 from tff_agnostic.boosting.alpha import AlphaSteps, EnsembleOptions
 from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
@@ -20,7 +20,6 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.models.next_word import unigram_model
 from tff_agnostic.program.options.flags import option_flags
 
-NUM_DOMAINS = 3
 CASES: dict[str, AlgorithmSpec] = {**ALGORITHMS, two_steps.NAME: two_steps.ALGORITHM}
 
 # Values of options by flag. Each algorithm uses only the flags that it has.
@@ -95,25 +94,3 @@ def unigram_ensemble(distributions: np.ndarray, loss: str) -> EnsembleModel:
     """Returns an ensemble whose predictors are distributions of words, given as an array's rows."""
     scores = [ModelWeights([np.log(row).astype(np.float32)], []) for row in distributions]
     return ensemble(unigram_model(distributions.shape[1]), scores, loss=loss)
-
-
-def cohort(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 1, 13)) -> list[dict[str, np.ndarray]]:
-    """Returns clients of the given sizes with random examples of all domains."""
-    rng = np.random.default_rng(seed)
-    return [random_client(rng, n, range(NUM_DOMAINS)) for n in sizes]
-
-
-def cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
-    """Returns random cohorts that differ from each other."""
-    return [cohort(seed) for seed in range(num)]
-
-
-def empty_client() -> dict[str, np.ndarray]:
-    return make_client(np.zeros([0, 4]), [])
-
-
-def spoiled_client(value: float) -> dict[str, np.ndarray]:
-    """Returns a client with one input replaced by `value`, which is NaN or infinite."""
-    client = random_client(np.random.default_rng(5), 6, range(NUM_DOMAINS))
-    client["x"][3, 1] = value
-    return client

@@ -5,9 +5,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tests.algorithms.cases import NUM_DOMAINS
-from tests.computations.harness import random_client
-from tests.models import keras_zoo
+from tests.support import keras_zoo
+from tests.support.clients import NUM_DOMAINS, random_client
 from tff_agnostic.models import Model, accuracy, logistic_regression, next_word_lstm
 from tff_agnostic.models.keras import freeze
 
