@@ -211,6 +211,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         }
         data = str(header.get("data", ""))
         trained_with = {k: dict(part) for k, part in header.get("trained_with", {}).items()}
+    except UserError:
+        raise
     except (
         ArithmeticError,
         AttributeError,
