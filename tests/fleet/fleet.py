@@ -10,7 +10,6 @@ import pytest
 
 from fleet import node as nodes_of_fleet
 from fleet.node import Node
-from fleet.node_noise.skellam import Draw, skellam
 from fleet.player import Player
 from fleet.secure_aggregation import primitives
 from fleet.secure_aggregation.messages import Type
@@ -132,11 +131,11 @@ class Fleet:
             self._players[key] = _Shared(export, pinned, limits, trust, [self.clients])
         return self._players[key]
 
-    def node(self, settings: NodeSettings, draw: Draw = skellam) -> Node:
+    def node(self, settings: NodeSettings) -> Node:
         """Returns a node with the shared player."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nodes_of_fleet, "Player", self.player)
-            return Node(settings, draw)
+            return Node(settings)
 
     def node_settings(self, name: str, **changes: Any) -> NodeSettings:
         given = {

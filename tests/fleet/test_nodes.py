@@ -129,15 +129,6 @@ def test_restarted_node_answers_each_round_once(fleet, checkpoint, tmp_path):
         node.close()
 
 
-def test_store_and_file_give_equal_updates(fleet, checkpoint, store, tmp_path):
-    ann = fleet.node_settings("ann", state=tmp_path / "files")
-    data = DataSettings(store=store, client="ann")
-    stored = fleet.node(dataclasses.replace(ann, data=data, state=tmp_path / "stored"))
-    answer = decoded(stored.answer(work(fleet, checkpoint)), "answer")
-    assert answer.kind == Kind.WORKED
-    assert answer.parts == decoded(fleet.node(ann).answer(work(fleet, checkpoint)), "answer").parts
-
-
 @golden.values
 def test_node_rejects_invalid_stores(fleet, store, tmp_path, case):
     sql, given = case

@@ -1,6 +1,5 @@
 """Exports of runs with distributed privacy, whose noise the nodes add."""
 
-import io
 import json
 import math
 
@@ -9,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from fleet.demo import Demo
+from fleet.node_noise import skellam
 from fleet.node_noise.noise import PrivacyRequirements, parse_node_noise
-from fleet.node_noise.skellam import skellam
-from fleet.player import Player
+from fleet.node_noise.skellam import drawn
 from fleet.settings import DataSettings
 from fleet.state_folder import sums_file
 from plan_runner.client import read_records
 from plan_runner.errors import PlanError
-from plan_runner.export import read_manifest
+from plan_runner.export import read_arrays, read_manifest
 from plan_runner.graph_session import read_checkpoint
 from tests.fleet.comparison import noise_in_units, noise_moments
 from tests.fleet.fleet import Fleet, LocalChannel
@@ -80,54 +79,58 @@ def test_demo_rejects_sizes_that_the_noise_forbids(exported, fleet, tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-def _zeros(variance, size):
-    return np.zeros(size, np.int64)
-
-
 @pytest.mark.slow
-def test_private_round_is_plain_round_plus_noise(exported, fleet, tmp_path):
+def test_private_round_is_plain_round_plus_noise(exported, fleet, tmp_path, monkeypatch):
     """A round without noise equals run_plan's, and so does a round minus its noise."""
-    drawn = []
-    first = fleet.names[0]
+    recorded = []
+
+    def recording_drawn(*args):
+        recorded.append(drawn(*args))
+        return recorded[-1]
+
+    def no_noise(variance, size, words):
+        return np.zeros(size, np.int64)
+
+    first, sums = fleet.names[0], {}
     stored = {"data": DataSettings(store=_store(exported, first, tmp_path), client=first)}
-
-    def recording_skellam(variance, size):
-        drawn.append(skellam(variance, size))
-        return drawn[-1]
-
-    results = {}
-    for name, draw in (("plain", _zeros), ("noised", recording_skellam)):
-        nodes = {
-            node: fleet.node(
-                fleet.node_settings(
-                    node,
-                    state=tmp_path / name / node,
-                    trust=True,
-                    **(stored if node == first else {}),
-                ),
-                draw,
-            )
-            for node in fleet.names
-        }
-        state, result = tmp_path / name / "server", []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                Player,
-                "end",
-                lambda self, *args, end=Player.end, f=result: f.append(args) or end(self, *args),
-            )
-            recorder = fleet.serve(state, 1, LocalChannel(nodes), trust=True, keeps_sums=True)
-        results[name] = (result[0][1], state)
-        kept = (state / sums_file("training", 1)).read_bytes()
-        assert kept == results[name][0]
+    for name, draw in (("plain", no_noise), ("noised", recording_drawn)):
+        monkeypatch.setattr(skellam, "drawn", draw)
+        nodes = {}
+        for node in fleet.names:
+            changes = {"state": tmp_path / name / node, **(stored if node == first else {})}
+            nodes[node] = fleet.node(fleet.node_settings(node, trust=True, **changes))
+        state = tmp_path / name / "server"
+        recorder = fleet.serve(state, 1, LocalChannel(nodes), trust=True, keeps_sums=True)
+        sums[name] = read_arrays(state / sums_file("training", 1))
         assert any("1 sum unmasked, epsilon" in line for line in recorder.lines)
         account = (state / "training_account.jsonl").read_text()
         assert len(json.loads(account)["clients"]) == 4
-    plain, noised = (_state(results[name][1]) for name in ("plain", "noised"))
+    plain, noised = (
+        (tmp_path / name / "server" / "server_state.ckpt").read_bytes() for name in sums
+    )
     expected = fleet.simulated(tmp_path, [fleet.names])
     assert plain == expected and noised != expected
-    assert len(drawn) == 4 * sum(len(group.tensors) for group in _noise(exported).groups)
-    _check_sums(exported, results["plain"][0], results["noised"][0], drawn)
+    noise = parse_node_noise(read_manifest(exported))
+    tensors = [(name, group.modulus) for group in noise.groups for name in group.tensors]
+    assert len(recorded) == 4 * len(tensors)
+    totals = [sum(recorded[number :: len(tensors)]) for number in range(len(tensors))]
+    for (name, modulus), total in zip(tensors, totals):
+        without, with_noise = (sums[kind][name].astype(np.int64).ravel() for kind in sums)
+        np.testing.assert_array_equal((with_noise - total) % modulus, without)
+    _check_noise_in_units(noise, sums, totals)
+
+
+def _check_noise_in_units(noise, sums, totals) -> None:
+    """Checks the noise that the comparison of a demo finds in its sums."""
+    result = list(noise_in_units(noise, sums["noised"], sums["plain"], 4))
+    for (units, variance), group in zip(result, noise.groups):
+        assert variance == 4 * group.variance
+        assert units.size == sum(sums["plain"][name].size for name in group.tensors)
+    squares = sum(float((units**2).sum() * variance) for units, variance in result)
+    assert squares == pytest.approx(sum(float((total**2).sum()) for total in totals))
+    moved = {name: sums["noised"][name] + 1 for name in noise.without_noise}
+    with pytest.raises(PlanError, match="expected the sum of the clients"):
+        list(noise_in_units(noise, {**sums["noised"], **moved}, sums["plain"], 4))
 
 
 def _store(exported, client, folder):
@@ -142,37 +145,6 @@ def _store(exported, client, folder):
         x = np.array(features["x"].float_list.value, np.float32)
         records.append(Record(client, domains[domain], {"x": x, "label": label}))
     return write_store(folder / "s.sqlite", [("train", record) for record in records], "features")
-
-
-def _state(folder) -> bytes:
-    return (folder / "server_state.ckpt").read_bytes()
-
-
-def _noise(exported):
-    return parse_node_noise(read_manifest(exported))
-
-
-def _check_sums(exported, plain: bytes, noised: bytes, drawn) -> None:
-    sums = [np.load(io.BytesIO(content)) for content in (plain, noised)]
-    noise, number = _noise(exported), 0
-    per_node = len(drawn) // 4
-    for group in noise.groups:
-        for name in group.tensors:
-            total = sum(drawn[node * per_node + number] for node in range(4))
-            number += 1
-            without, with_noise = (values[name].astype(np.int64).ravel() for values in sums)
-            np.testing.assert_array_equal((with_noise - total) % group.modulus, without)
-    result = list(noise_in_units(noise, sums[1], sums[0], 4))
-    for (units, variance), group in zip(result, noise.groups):
-        assert variance == 4 * group.variance
-        assert units.size == sum(sums[0][name].size for name in group.tensors)
-    squares = sum(float((units**2).sum() * variance) for units, variance in result)
-    per_client = [drawn[node * per_node : (node + 1) * per_node] for node in range(4)]
-    totals = [sum(parts) for parts in zip(*per_client)]
-    assert squares == pytest.approx(sum(float((total**2).sum()) for total in totals))
-    moved = {name: sums[1][name] + 1 for name in noise.without_noise}
-    with pytest.raises(PlanError, match="expected the sum of the clients"):
-        list(noise_in_units(noise, {**sums[1], **moved}, sums[0], 4))
 
 
 def test_noise_moments_detect_wrong_variance_and_mean():
@@ -195,7 +167,7 @@ def test_noise_moments_detect_wrong_variance_and_mean():
 def test_epsilon_equals_closed_form_for_minimum_clients(exported):
     """See Agarwal et al. 2021, Theorem 3.5, and Canonne et al. 2020, Proposition 12."""
     entry = json.loads((exported / "manifest.json").read_text())["privacy"]["differential_privacy"]
-    noise = _noise(exported)
+    noise = parse_node_noise(read_manifest(exported))
     assert (entry["fewest_clients"], entry["noise_clients"]) == (3, 4)
 
     def epsilon(sums: int) -> float:

@@ -199,25 +199,6 @@ def test_server_repeats_requests_for_shares(secure_fleet, tmp_path):
     assert state(tmp_path) == secure_fleet.simulated(tmp_path, [secure_fleet.names])
 
 
-@pytest.mark.slow
-def test_node_rejects_other_plans(fleet):
-    node, head = fleet.nodes()["ann"], {"sums": "", "challenge": bytes(32).hex(), "min_clients": 3}
-
-    def answer(**changes):
-        given = {"manifest": manifest_sha256(fleet.export), **head, **changes}
-        answered = asked(node, Kind.HELLO, **given)
-        assert decoded(answered, "answer").head["tag"] == "x"
-        return decoded(answered, "answer")
-
-    assert "operator of this node has pinned" in answer(manifest="0" * 64).head["words"]
-    assert "manifest: expected 64 hexadecimal" in answer(manifest="x").head["words"]
-    if fleet.profile == "secure":
-        assert answer(min_clients=4).head["words"].startswith("min_clients: expected 3")
-        assert answer().head["words"].startswith("secure sums: expected this node's settings")
-    else:
-        assert answer().kind == Kind.WELCOME
-
-
 def test_refusal_text_is_one_printable_line():
     text = "\ud800round 9: epsilon 0.01\n\x1b[2Jno \x00 end" + "x" * 5000
     shown = refusal_text(decoded(Message(Kind.REFUSED, {"words": text}).encoded(), "answer"))
@@ -254,33 +235,41 @@ def test_logs_do_not_depend_on_examples(secure_fleet, tmp_path, caplog, capfd):
 
 
 @pytest.mark.slow
-def test_node_survives_invalid_messages(fleet):
+def test_node_rejects_invalid_messages_and_other_plans(fleet):
     node, manifest = fleet.nodes()["ann"], manifest_sha256(fleet.export)
+
+    def words_in(answer):
+        message = decoded(answer, "answer")
+        assert message.kind == Kind.REFUSED and "\n" not in message.head["words"]
+        return message.head["words"]
+
+    def asked(kind, *parts, **head):
+        return node.answer(
+            Message(kind, {"tag": "x", "manifest": manifest, **head}, parts).encoded()
+        )
+
+    def greeted(**changes):
+        head = {"sums": "", "challenge": bytes(32).hex(), "min_clients": 3, **changes}
+        return asked(Kind.HELLO, **head)
+
+    assert decoded(greeted(), "answer").head["tag"] == "x"
     assert "expected a message of this fleet" in words_in(node.answer(b"nonsense"))
     newer = Message(Kind.HELLO, {}).encoded().replace(b"FLEET\x01", b"FLEET\x02")
     assert "expected version 1 of the fleet's messages, found 2" in words_in(node.answer(newer))
-    assert "expected a request, found WELCOME" in words_in(asked(node, Kind.WELCOME))
+    assert "expected a request, found WELCOME" in words_in(asked(Kind.WELCOME))
     # Answers repeat the request's tag, so its length is limited.
-    assert "tag: expected at most 64" in words_in(asked(node, Kind.HELLO, tag="x" * 65_000))
-    stage = words_in(
-        asked(node, Kind.STAGE, list_message(Type.ROSTER, bytes(32), ()), manifest=manifest)
-    )
-    work = words_in(asked(node, Kind.WORK, b"x", manifest=manifest, id="0" * 64))
+    assert "tag: expected at most 64" in words_in(asked(Kind.HELLO, tag="x" * 65_000))
+    assert "operator of this node has pinned" in words_in(greeted(manifest="0" * 64))
+    assert "manifest: expected 64 hexadecimal" in words_in(greeted(manifest="x"))
+    stage = words_in(asked(Kind.STAGE, list_message(Type.ROSTER, bytes(32), ())))
+    work = words_in(asked(Kind.WORK, b"x", id="0" * 64))
     if fleet.profile == "secure":
+        assert words_in(greeted(min_clients=4)).startswith("min_clients: expected 3")
+        assert words_in(greeted()).startswith("secure sums: expected this node's settings")
         assert stage == "session 0000000000000000: expected a session that has begun, found ROSTER"
         assert "expected secure aggregation for this plan" in work
     else:
+        assert decoded(greeted(), "answer").kind == Kind.WELCOME
         assert "expected plain sums for this plan" in stage
         # More details could reveal examples to the server.
         assert work == "the client's work failed on this node, whose log says why"
-
-
-def asked(node, kind, *parts, **head) -> bytes:
-    return node.answer(Message(kind, {"tag": "x", **head}, parts).encoded())
-
-
-def words_in(answer) -> str:
-    message = decoded(answer, "answer")
-    assert message.kind == Kind.REFUSED
-    assert "\n" not in message.head["words"]
-    return message.head["words"]

@@ -108,16 +108,11 @@ class Fleet:
 
     def expected(self, numbers: Iterable[int]) -> dict[str, np.ndarray]:
         """Returns the sums without masks, computed with Python's integers."""
-        return {
-            tensor.name: np.array(
-                [
-                    sum(int(self.values[n][tensor.name].flat[i]) for n in numbers) % tensor.modulus
-                    for i in range(tensor.size)
-                ],
-                np.uint64,
-            ).reshape(tensor.shape)
-            for tensor in self.tensors
-        }
+        sums = {}
+        for tensor in self.tensors:
+            total = sum(self.values[n][tensor.name].astype(object) for n in numbers)
+            sums[tensor.name] = np.asarray(total % tensor.modulus).astype(np.uint64)
+        return sums
 
     def check(self, server: Server, numbers: Iterable[int] | None = None) -> None:
         """Checks that the unmasked sums equal the survivors' sums bit for bit."""

@@ -39,12 +39,6 @@ def test_truncated_plans_raise(daf):
         assert refused("daf", content[:length]).startswith("plan.pb: ")
 
 
-def test_plans_of_another_profile_raise(daf, secure):
-    assert refused("secure", daf) == "plan.pb: expected the part server_graph_bytes, found none"
-    expected = "plan.pb: expected the part server_graph_prepare_bytes, found none"
-    assert refused("daf", secure) == expected
-
-
 def test_unknown_parts_raise_with_their_place(daf, secure):
     content = daf.SerializeToString()
     assert refused("daf", content + b"\x52\x00").startswith("plan.pb: expected only known fields")
@@ -60,11 +54,17 @@ def test_unknown_parts_raise_with_their_place(daf, secure):
     assert "side_channel_tensors: expected only known fields" in refused("secure", secure)
 
 
-def without(plan, path):
+def parent_and_name(plan, path):
+    """Returns the message that has a field, and the field's name or the element's number."""
     *parents, name = path.split(".")
     message = plan
     for parent in parents:
         message = message[int(parent)] if parent.isdigit() else getattr(message, parent)
+    return message, name
+
+
+def without(plan, path):
+    message, name = parent_and_name(plan, path)
     message.ClearField(name)
     return plan
 
@@ -79,30 +79,6 @@ def test_secure_plans_with_missing_parts_raise(secure, case):
     return refused("secure", without(secure, case))
 
 
-def _two_phases(plan):
-    plan.phase.add().CopyFrom(plan.phase[0])
-
-
-def _another_input(plan):
-    specs = plan.phase[0].client_phase.tensorflow_spec.input_tensor_specs
-    specs.append(spec("another:0", "float32"))
-
-
-def _repeated_input(plan):
-    specs = plan.phase[0].client_phase.tensorflow_spec.input_tensor_specs
-    specs.append(specs[0])
-
-
-def _repeated_path(plan):
-    router = plan.phase[0].server_phase_v2.prepare_router
-    router.prepare_output_filepath_tensor_name = "state_in:0"
-
-
-def _repeated_sum(plan):
-    aggregations = plan.phase[0].server_phase_v2.aggregations
-    aggregations.add().CopyFrom(aggregations[0])
-
-
 def _later_graph(plan):
     graph = tf.compat.v1.GraphDef.FromString(plan.server_graph_prepare_bytes.value)
     graph.versions.min_consumer = 1 << 30
@@ -113,10 +89,7 @@ def _set(path, value):
     """Returns a function that sets a field, or an element of a repeated field."""
 
     def change(plan):
-        *parents, name = path.split(".")
-        message = plan
-        for parent in parents:
-            message = message[int(parent)] if parent.isdigit() else getattr(message, parent)
+        message, name = parent_and_name(plan, path)
         if name.isdigit():
             message[int(name)] = value
         else:
@@ -125,25 +98,37 @@ def _set(path, value):
     return change
 
 
+def _append(path, value=None):
+    """Returns a function that appends a value to a repeated field, by default its first value."""
+
+    def change(plan):
+        values = getattr(*parent_and_name(plan, path))
+        values.append(values[0] if value is None else value)
+
+    return change
+
+
 _CLIENT = "phase.0.client_phase"
+_INPUTS = f"{_CLIENT}.tensorflow_spec.input_tensor_specs"
+_ROUTER = "phase.0.server_phase_v2.prepare_router"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (_set("version", 2), "plan.pb: version: expected 1, found 2"),
-        (_two_phases, "plan.pb: phase: expected one, found 2"),
+        (_append("phase"), "plan.pb: phase: expected one, found 2"),
         (_set("tensorflow_config_proto.value", b"x"), "no part tensorflow_config_proto"),
         (_set(f"{_CLIENT}.minimum_number_of_participants", 3), "no part minimum_number_of_part"),
         (_set(f"{_CLIENT}.tensorflow_spec.target_node_names.0", "x"), "expected 'x' in the graph"),
-        (_another_input, "client: input_tensor_specs: expected ['input_filepath:0'"),
-        (_repeated_input, "expected input_filepath:0 once, found it again"),
+        (_append(_INPUTS, spec("another:0", "float32")), "input_tensor_specs: expected ['input"),
+        (_append(_INPUTS), "expected input_filepath:0 once, found it again"),
+        (_set(f"{_INPUTS}.0", b"\xff\xff"), "input_tensor_specs: expected TensorSpecProto, cannot"),
         (
-            _set(f"{_CLIENT}.tensorflow_spec.input_tensor_specs.0", b"\xff\xff"),
-            "input_tensor_specs: expected TensorSpecProto, cannot parse",
+            _set(f"{_ROUTER}.prepare_output_filepath_tensor_name", "state_in:0"),
+            "prepare_router: expected a different tensor for every path",
         ),
-        (_repeated_path, "prepare_router: expected a different tensor for every path"),
-        (_repeated_sum, "aggregations: expected every tensor once"),
+        (_append("phase.0.server_phase_v2.aggregations"), "expected every tensor once"),
         (_set("client_graph_bytes.value", b"\xff"), "client: graph: expected GraphDef, cannot"),
         (_set("client_graph_bytes.type_url", "x"), "graph: expected tensorflow.GraphDef, found"),
         (_later_graph, "prepare: graph: expected a graph, cannot import it"),
@@ -165,10 +150,6 @@ def _plain_output(plan):
     plan.phase[0].client_phase.federated_compute.aggregations[f"{SIDE}/0:0"].Clear()
 
 
-def _target(plan):
-    plan.phase[0].client_phase.tensorflow_spec.target_node_names.append("save")
-
-
 def _many_file_saver(plan):
     saver = saver_pb2.SaverDef.FromString(plan.server_savepoint.saver_def)
     saver.version = saver_pb2.SaverDef.V2
@@ -185,7 +166,7 @@ def _many_file_saver(plan):
             _set(f"{_CLIENT}.federated_compute.output_filepath_tensor_name", "x"),
             "expected no part output_filepath_tensor_name",
         ),
-        (_target, "expected no part target_node_names"),
+        (_append(f"{_CLIENT}.tensorflow_spec.target_node_names", "save"), "no part target_node"),
         (_plain_output, "expected secure_aggregation of every tensor"),
         (_no_channel, "side_channel_tensors: expected the client's tensors"),
         (_set(f"{_SERVER}.write_client_init.session_token_tensor_name", "x"), "no part session_t"),

@@ -24,6 +24,12 @@ def built(build) -> tf.compat.v1.GraphDef:
     return graph.as_graph_def()
 
 
+def graph_with(op):
+    """Returns a graph with one node of this op, and the node."""
+    graph = tf.compat.v1.GraphDef()
+    return graph, graph.node.add(name="bad", op=op)
+
+
 def path(name):
     return tf.compat.v1.placeholder(tf.string, [], name)
 
@@ -54,8 +60,7 @@ def save(target):
     ],
 )
 def test_operations_with_side_effects_raise(op):
-    graph = tf.compat.v1.GraphDef()
-    graph.node.add(name="bad", op=op)
+    graph, _ = graph_with(op)
     assert refused(graph).startswith(f"graph: bad: {op} is refused: ")
 
 
@@ -154,12 +159,10 @@ def test_functions_with_invalid_names_raise():
     graph = tf.compat.v1.GraphDef()
     graph.library.function.add().signature.name = "ReadFile"
     assert "function ReadFile: expected a name that no op has" in refused(graph)
-    graph = tf.compat.v1.GraphDef()
-    node = graph.node.add(name="call", op="PartitionedCall")
+    graph, node = graph_with("PartitionedCall")
     node.attr["f"].func.name = "PyFunc"
-    assert "call: expected a function of this graph, found 'PyFunc'" in refused(graph)
-    graph = tf.compat.v1.GraphDef()
-    node = graph.node.add(name="call", op="Case")
+    assert "bad: expected a function of this graph, found 'PyFunc'" in refused(graph)
+    graph, node = graph_with("Case")
     node.attr["branches"].list.func.add().name = "elsewhere"
     assert "expected a function of this graph, found 'elsewhere'" in refused(graph)
     graph = tf.compat.v1.GraphDef()
@@ -168,30 +171,25 @@ def test_functions_with_invalid_names_raise():
 
 
 def test_constant_of_variant_dtype_raises():
-    graph = tf.compat.v1.GraphDef()
-    node = graph.node.add(name="bad", op="Const")
+    graph, node = graph_with("Const")
     node.attr["dtype"].type = tf.variant.as_datatype_enum
     assert refused(graph).startswith("graph: bad: Const is refused: it is not a constant of")
 
 
-@pytest.mark.parametrize("value", [None, b"", b"IGNORE", b"/etc/passwd"])
-def test_attribute_of_later_tensorflow_has_known_values(monkeypatch, value):
+def test_attribute_of_later_tensorflow_has_known_values(monkeypatch):
     """TensorFlow 2.18 added `bad_indices_policy`; earlier definitions get it from this test."""
     definition = op_def_pb2.OpDef.FromString(op_def_registry.get("GatherNd").SerializeToString())
     if not any(attribute.name == "bad_indices_policy" for attribute in definition.attr):
         definition.attr.add(name="bad_indices_policy", type="string")
-    definitions = {"GatherNd": definition}
-    monkeypatch.setattr(op_def_registry, "get", definitions.get)
-    graph = tf.compat.v1.GraphDef()
-    node = graph.node.add(name="bad", op="GatherNd")
-    if value is not None:
+    monkeypatch.setattr(op_def_registry, "get", {"GatherNd": definition}.get)
+    graph, node = graph_with("GatherNd")
+    check_graph(graph, PATHS, "graph")
+    for value in (b"", b"IGNORE"):
         node.attr["bad_indices_policy"].s = value
-    if value != b"/etc/passwd":
         check_graph(graph, PATHS, "graph")
-    else:
-        assert refused(graph) == (
-            "graph: bad: GatherNd is refused: its attribute bad_indices_policy has an unknown value"
-        )
+    node.attr["bad_indices_policy"].s = b"/etc/passwd"
+    expected = "GatherNd is refused: its attribute bad_indices_policy has an unknown value"
+    assert refused(graph) == f"graph: bad: {expected}"
 
 
 def test_check_does_not_change_the_graph():
@@ -254,8 +252,7 @@ def test_operations_with_suspicious_names_raise():
     for definition in operations.op:
         if not suspicious.search(definition.name) or definition.name in graph_check.STRING_INPUTS:
             continue
-        graph = tf.compat.v1.GraphDef()
-        graph.node.add(name="bad", op=definition.name)
+        graph, _ = graph_with(definition.name)
         judged += 1
         try:
             check_graph(graph, PATHS, "graph")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.plan_runner.exports import rehash, write_client
 from tests.plan_runner.hostile.spoiling import (
     CLIENT,
     ROUND,
@@ -77,22 +76,8 @@ def _archive(arrays: Mapping[str, bytes], compression: int = zipfile.ZIP_DEFLATE
     return file.getvalue()
 
 
-def _no_example(path: Path) -> None:
-    write_client(path, [b"\xff"])
-    rehash(path.parents[2])
-
-
-def _claiming(size: int) -> bytes:
-    """Returns an archive whose only member claims this unpacked size."""
-    content = bytearray(_archive({"a": _array()}))
-    entry = content.rindex(b"PK\x01\x02")
-    content[entry + 24 : entry + 28] = struct.pack("<I", size)
-    return bytes(content)
-
-
 FILES = {
     # Folders
-    "a path that leaves it": Hostile(_listed("../secret"), "paths within the export"),
     "an absolute path": Hostile(_listed("/etc/passwd"), "paths within the export"),
     "a name of terminal codes": Hostile(_listed("\x1b[2J"), "\\x1b[2J: expected the manifest's"),
     "a name that no file can have": Hostile(_listed("\ud800"), "expected a file"),
@@ -109,9 +94,6 @@ FILES = {
     "a device as a file": Hostile(
         replaced("plan.pb", lambda path: path.symlink_to("/dev/zero")), "a link to a file outside"
     ),
-    "a file too many": Hostile(
-        lambda folder: (folder / "more").touch(), "expected the manifest's files only"
-    ),
     # Manifests
     "a million entries": Hostile(_a_million_entries, "files: 0: expected dict, found int"),
     "a manifest of 100 MB": Hostile(
@@ -122,17 +104,10 @@ FILES = {
     "a manifest of digits": Hostile(
         _edited_manifest(b'{"format_version": ' + b"9" * 1_000_000 + b"}"), "manifest.json: "
     ),
-    "a client elsewhere": Hostile(
-        manifest(conformance={"rounds": 1, "clients": ["../b"], "expected": ["x"]}),
-        "expected names of files",
-    ),
     # Records
     "a record of 1 TiB": Hostile(changed(CLIENT, _sized_records(1 << 40)), "longer than the file"),
     "a record of 2^64 - 1 bytes": Hostile(
         changed(CLIENT, _sized_records((1 << 64) - 1)), "longer than the file"
-    ),
-    "a record that is cut": Hostile(
-        changed(CLIENT, lambda content: content[:-1]), "expected a TFRecord file"
     ),
     "too many records": Hostile(
         changed(CLIENT, lambda content: content * 50),
@@ -144,26 +119,11 @@ FILES = {
         "expected a TFRecord file, cannot read it",
         Stage.PLAYED,
     ),
-    "a record that is no example": Hostile(
-        replaced(CLIENT, _no_example),
-        "expected a tf.train.Example",
-        Stage.PLAYED,
-    ),
-    "an example of other features": Hostile(
-        lambda folder: rehash(
-            folder, examples={"features": {"x": {"dtype": "string", "shape": []}}}
-        ),
-        "feature 'x': expected string[], found float32",
-        Stage.PLAYED,
-    ),
     # Archives
     "an archive that inflates": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(bytes(40_000_000), "(10000000,)")})),
         "expected at most 20 MB when unpacked (--max_unpacked_mb), found 40.0 MB",
         flags=("--max_unpacked_mb=20",),
-    ),
-    "an archive that claims 4 GB": Hostile(
-        changed(ROUND, lambda _: _claiming(0xFFFFFFF0)), "(--max_unpacked_mb), found 4295.0 MB"
     ),
     "an array that claims 4 TiB": Hostile(
         changed(ROUND, lambda _: _archive({"a": _array(shape=f"({1 << 40},)")})),

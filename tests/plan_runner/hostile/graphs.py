@@ -100,10 +100,6 @@ def _forever(x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda v: v < np.inf, lambda v: tf.sin(v), [x])[0]
 
 
-def _endless_examples(x: tf.Tensor) -> tf.Tensor:
-    return tf.data.Dataset.range(1).repeat().reduce(x, lambda total, _: tf.sin(total))
-
-
 def _sleeps(x: tf.Tensor) -> tf.Tensor:
     """Waits an hour for each example of a dataset."""
     examples = tf.data.Dataset.range(9)
@@ -177,9 +173,6 @@ GRAPHS = {
         changed("plan.pb", lambda content: content + _nested_messages(5000)),
         "plan.pb: expected Plan, cannot parse it",
     ),
-    "a part of a later format": Hostile(
-        changed("plan.pb", lambda content: content + b"\x52\x00"), "expected only known fields"
-    ),
     # The runner rejects these graphs before they run.
     "a file read in a branch of a branch": Hostile(
         _other_plan(on_client=_nested_read), "ReadFile is refused", Stage.UNPLAYED
@@ -228,9 +221,6 @@ GRAPHS = {
     ),
     "an endless loop on the server": Hostile(
         _other_plan(on_server=_forever), "(--max_round_seconds)", Stage.ENDED, _QUICK
-    ),
-    "endless examples": Hostile(
-        _other_plan(on_client=_endless_examples), "(--max_round_seconds)", Stage.ENDED, _QUICK
     ),
     "a tensor of 32 GiB": Hostile(_other_plan(on_client=_fills), "client: ", Stage.ENDED),
     "a tensor that grows": Hostile(_other_plan(on_client=_grows), "client", Stage.ENDED),

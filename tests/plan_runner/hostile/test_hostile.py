@@ -26,24 +26,9 @@ _START_SECONDS = 60
 
 # Script that verifies exports which the runner must reject before it imports TensorFlow.
 _EARLY = """
-import contextlib, io, json, sys, tempfile
-from pathlib import Path
-from absl import flags
-from plan_runner import cli
-from plan_runner.play import play
-
-def here(request, listener):
-    with tempfile.TemporaryDirectory() as scratch:
-        return play(request, listener, Path(scratch))
-
-outcomes = {}
-for name, arguments in json.load(sys.stdin).items():
-    values = flags.FlagValues()
-    cli.define_flags(values)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.exit_status(values(["run_plan", *arguments]), values, here)
-    outcomes[name] = [status, out.getvalue(), err.getvalue()]
+import json, sys
+from tests.plan_runner.harness import call
+outcomes = {name: call(*arguments) for name, arguments in json.load(sys.stdin).items()}
 print(json.dumps([outcomes, "tensorflow" in sys.modules]))
 """
 # Script that runs a command and writes its exit status and peak memory. A child's peak is at least

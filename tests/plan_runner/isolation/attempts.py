@@ -81,7 +81,7 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "traces its parent": lambda: _call(101, 16, os.getppid(), 0, 0),
         "reads its parent's memory": lambda: _call(310, os.getppid(), 0, 0, 0, 0, 0),
         "leaves its session": lambda: os.setsid(),
-        "outlives its parent": lambda: _prctl(_PR_SET_PDEATHSIG, 0),
+        "outlives its parent": lambda: _call(157, _PR_SET_PDEATHSIG, 0, 0, 0, 0),
         "raises its limits": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
         # These attempts open sockets or make other system calls.
         "opens a socket": lambda: socket.socket(),
@@ -111,11 +111,6 @@ def attempts(outside: Path, readable: Path, scratch: Path) -> dict[str, Callable
         "may write to nowhere": lambda: Path(os.devnull).write_text("x"),
         "may read of its processors": lambda: Path("/proc/cpuinfo").read_text(),
     }
-
-
-def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def tries(payload: Mapping[str, Any], listener: Listener, folder: Path) -> int:

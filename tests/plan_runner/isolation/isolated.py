@@ -1,4 +1,4 @@
-"""Functions that tests call in isolated processes."""
+"""Functions that tests call in isolated processes, and a listener to their events."""
 
 import mmap
 import os
@@ -11,6 +11,23 @@ from typing import Any
 
 from plan_runner.isolation import Listener
 from plan_runner.sandbox import Refused
+
+
+class RecordingListener:
+    """A listener that records events."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.files: list[str] = []
+
+    def step(self, name: str) -> None:
+        """See `Listener`."""
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def results(self, folder: Path) -> None:
+        self.files.extend(path.read_text() for path in folder.iterdir())
 
 
 def reports_lines(payload: int, listener: Listener, folder: Path) -> int:

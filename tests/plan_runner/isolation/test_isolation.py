@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from plan_runner.isolation import Bounds, Decoder, IsolationError, encoded, run_isolated
-from tests.plan_runner.isolation.listener import RecordingListener
+from tests.plan_runner.isolation.isolated import RecordingListener
 from tests.support import golden
 from tests.support.commands import ROOT
 from tests.support.marks import usually

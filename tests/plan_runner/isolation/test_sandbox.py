@@ -21,7 +21,7 @@ from tests.plan_runner.graphs.converted import saving_graph
 from tests.plan_runner.harness import call
 from tests.plan_runner.hostile.attacks import save_elsewhere, write_over_path
 from tests.plan_runner.isolation import attempts
-from tests.plan_runner.isolation.listener import RecordingListener
+from tests.plan_runner.isolation.isolated import RecordingListener
 from tests.support.commands import ROOT
 
 needs_sandbox = pytest.mark.skipif(bool(missing()), reason=f"no {' and no '.join(missing())}")
@@ -116,12 +116,6 @@ def attacked(exports, tmp_path_factory):
     save_elsewhere(export, written[0])
     (folder / "graph").write_bytes(write_over_path(saving_graph(), str(written[1])))
     return written, export, folder / "graph"
-
-
-def test_graph_check_rejects_attacks(attacked):
-    written, export, _ = attacked
-    assert "SaveSlices is refused" in call(f"--plan={export}", "--verify").error
-    assert not any(path.exists() for path in written)
 
 
 @pytest.mark.nightly
