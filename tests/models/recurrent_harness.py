@@ -16,7 +16,6 @@ LAYERS: dict[str, Callable[..., tf.keras.layers.Layer]] = {
 # Masks of 4 sequences with 6 steps.
 MASKS: dict[str, Optional[np.ndarray]] = {
     "no_mask": None,
-    "all_true": np.ones([4, 6], bool),
     "right": np.arange(6) < np.array([[6], [4], [1], [0]]),
     "left": np.arange(6) >= np.array([[0], [2], [5], [6]]),
     "middle": np.array([[1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0], [0, 1, 0, 0, 1, 0], [1] * 6], bool),

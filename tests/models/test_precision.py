@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tests.support.algorithms import build
 from tests.support.clients import random_client
-from tests.support.marks import usually
 from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.models import Model, emnist_cnn, logistic_regression, next_word_lstm
 from tff_agnostic.models.keras import PRECISIONS, computing_in
@@ -27,7 +26,7 @@ def _rounds(model: Model) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", usually(["mixed_float16"], _MIXED))
+@pytest.mark.parametrize("precision", _MIXED)
 def test_mixed_training_is_close_to_float32_training(precision):
     with computing_in(precision):
         mixed = _rounds(logistic_regression(4, 3))

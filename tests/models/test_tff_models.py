@@ -78,12 +78,6 @@ def test_converted_model_has_per_example_losses(name):
     np.testing.assert_allclose(gradient, np.einsum("n,nfc->fc", scale, gradients), atol=1e-5)
 
 
-def _masked_mean(losses):
-    # The mean over examples whose loss exceeds 1: their number depends on the batch.
-    kept = tf.cast(losses > 1.0, tf.float32)
-    return tf.math.divide_no_nan(tf.reduce_sum(kept * losses), tf.reduce_sum(kept))
-
-
 def _returns_existing_model():
     model = tff_models.HandWritten()
     return lambda: model
@@ -93,7 +87,6 @@ _REFUSED = {
     "mean of its examples' losses, without which domains cannot be weighted": (
         lambda: tff_models.functional(reduce=tf.reduce_sum)
     ),
-    "mean of its examples'": lambda: tff_models.functional(reduce=_masked_mean),
     "do not depend on the others of its batch": lambda: tff_models.functional(
         predict=lambda kernel, bias, x: (x - tf.reduce_mean(x, 0)) @ kernel + bias
     ),
@@ -118,15 +111,6 @@ def test_unsupported_tff_models_raise(message):
     with pytest.raises(UserError, match=message) as error:
         models.from_tff(_REFUSED[message]())
     assert "\n" not in str(error.value)
-
-
-def test_metric_that_mixes_examples_raises():
-    def ratio(labels: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        ones = tf.ones_like(outputs[:, 0])
-        return ones * tf.reduce_mean(outputs), ones
-
-    with pytest.raises(UserError, match=r"^models.from_tff: metric mine: expected numbers of an "):
-        models.from_tff(tff_models.functional(), metrics=[models.Metric("mine", ratio)])
 
 
 def test_tff_variables_with_constraints_raise():

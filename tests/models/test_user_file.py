@@ -22,11 +22,8 @@ from tff_agnostic.base.user_code import UserFile
 @golden.values
 def test_unusable_user_file_raises_one_line_error(tmp_path, case: Any):
     path = tmp_path / "my_model.py"
-    if case is not None:
-        path.write_bytes(case if isinstance(case, bytes) else case.encode())
-    result = load_error(path)
-    assert "\n" not in result
-    return result
+    path.write_bytes(case if isinstance(case, bytes) else case.encode())
+    return load_error(path)
 
 
 def test_folders_pipes_and_devices_raise_errors(tmp_path):
@@ -37,28 +34,16 @@ def test_folders_pipes_and_devices_raise_errors(tmp_path):
         assert load_error(path) == message
 
 
-@pytest.mark.parametrize(
-    ("statement", "last"),
-    [
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("print(undefined)", "NameError: name 'undefined' is not defined"),
-        # Errors that are not an `Exception` would otherwise end Python.
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("raise GeneratorExit(0)", "GeneratorExit: 0"),
-        ("class Mine(BaseException): pass\nraise Mine(0)", "Mine: 0"),
-    ],
-)
-def test_error_in_user_file_shows_its_line(tmp_path, statement, last):
-    path = model_file(tmp_path, f"{statement}\n")
-    first, place, line, reason = error_lines(path)
-    assert first == f"{path}: it fails:"
-    assert place == f'  File "{path}", line {statement.count(chr(10)) + 1}, in <module>'
-    assert line == f"    {statement.splitlines()[-1]}"
-    assert reason.endswith(last)
+def test_error_in_user_file_shows_its_line(tmp_path):
+    # An error that is not an `Exception` would otherwise end Python.
+    path = model_file(tmp_path, "class Mine(BaseException): pass\nraise Mine(0)\n")
+    *lines, reason = error_lines(path)
+    place = f'  File "{path}", line 2, in <module>'
+    assert lines == [f"{path}: it fails:", place, "    raise Mine(0)"]
+    assert reason.endswith("Mine: 0")
 
 
 def test_slow_user_file_prints_progress(tmp_path, monkeypatch):
-    """The user's file waits until the note is printed, so it was not interrupted."""
     written = tmp_path / "written"
     logger, handler = logging.getLogger(user_code.__name__), logging.FileHandler(written)
     monkeypatch.setattr(user_code, "_LONG_SECONDS", 0.01)
@@ -146,12 +131,8 @@ def test_each_user_file_has_its_own_neighbours(tmp_path):
     "statements",
     [
         "import package.part\nfound = package.part.NAME",
-        "import package.part as part\nfound = part.NAME",
-        "from package import part\nfound = part.NAME",
-        "from package.part import NAME as found",
         "from package.part import *\nfound = NAME",
         "import package.relative\nfound = package.relative.NAME",
-        "import package\nfound = package.NAME",
         "import importlib\nfound = importlib.import_module('package.part').NAME",
         "import folder.part\nfound = folder.part.NAME",
         # The package has the name of the importing file.
@@ -182,14 +163,10 @@ def test_neighbouring_modules_precede_installed_ones(tmp_path):
     assert not hasattr(sys.modules["tree"], "NAME")
 
 
-@pytest.mark.parametrize("module", ["numpy", "json", "tff_agnostic.models"])
-def test_neighbouring_data_folder_hides_no_module(tmp_path, module):
-    file = _file(
-        tmp_path,
-        f"import {module} as m\ndef f(x): return m.__file__",
-        {f"{module.partition('.')[0]}/data.txt": ""},
-    )
-    assert _result(file) == sys.modules[module].__file__
+def test_neighbouring_data_folder_hides_no_module(tmp_path):
+    text = "import numpy as m\ndef f(x): return m.__file__"
+    file = _file(tmp_path, text, {"numpy/data.txt": ""})
+    assert _result(file) == sys.modules["numpy"].__file__
 
 
 def test_symbolic_link_is_a_neighbouring_module(tmp_path):
@@ -222,7 +199,7 @@ def test_changed_neighbouring_module_is_reloaded(tmp_path):
 _OPTIONS = """
     {}
     import dataclasses
-    from typing import ClassVar, Optional
+    from typing import Optional
 
     class Kind:
         pass
@@ -231,32 +208,24 @@ _OPTIONS = """
     class Options:
         size: int = 3
         kind: "Optional[Kind]" = None
-        shared: ClassVar[int] = 4
 """
 
 
-@pytest.mark.parametrize("future", ["", "from __future__ import annotations"])
-@pytest.mark.parametrize("where", ["file", "module"])
+@pytest.mark.parametrize(
+    ("where", "future"), [("file", ""), ("module", "from __future__ import annotations")]
+)
 def test_type_hints_refer_to_each_files_classes(tmp_path, future, where):
-    def classes(folder: str) -> tuple[type, type]:
-        text = textwrap.dedent(_OPTIONS.format(future))
-        neighbours = {}
-        if where == "module":
-            neighbours, text = {"parts.py": text}, "from parts import Kind, Options"
+    text, neighbours = textwrap.dedent(_OPTIONS.format(future)), {}
+    if where == "module":
+        neighbours, text = {"parts.py": text}, "from parts import Kind, Options"
+    found = set()
+    for folder in ("a", "b", "a"):
         file = _file(tmp_path / folder, text, neighbours)
-        return (
-            file.value("Options", "a class", lambda value: isinstance(value, type)),
-            file.value("Kind", "a class", lambda value: isinstance(value, type)),
-        )
-
-    pairs = [classes(folder) for folder in ("a", "b", "a")]
-    assert len({options for options, _ in pairs}) == len(pairs)
-    for options, kind in pairs:
-        hints = typing.get_type_hints(options)
-        assert hints["size"] is int
-        assert hints["kind"] == typing.Optional[kind]
+        options, kind = (file.value(name, "a class", callable) for name in ("Options", "Kind"))
+        assert typing.get_type_hints(options) == {"size": int, "kind": typing.Optional[kind]}
         assert options() == options(3)
-        assert [field for field in options.__dataclass_fields__] == ["size", "kind", "shared"]
+        found.add(options)
+    assert len(found) == 3
 
 
 @golden.values
@@ -272,7 +241,6 @@ _NEIGHBOURS = {"parts.py": "import more", "more.py": "A = 1", "unused.py": "A = 
 @pytest.mark.parametrize(
     "text",
     [
-        "import parts\n",
         "import importlib\nimportlib.import_module('parts')\n",
         "def f(x):\n    import parts\n",
     ],

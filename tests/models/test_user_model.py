@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from tests.support import golden
-from tests.support.algorithms import build
-from tests.support.clients import random_client
 from tests.support.model_files import (
     DENSE,
     FEATURES,
     IMPORTS,
     INT,
     LOSS,
-    MAPPING,
-    NEXT_WORD,
     REGRESSION,
     TEXTS,
     error_line,
@@ -25,7 +21,6 @@ from tests.support.model_files import (
     model_file,
     returning,
 )
-from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.models import Model, ModelData, load_user_model
 from tff_agnostic.models.keras_platform import KERAS_2, keras_platform
 
@@ -35,17 +30,6 @@ _SEED = np.array([0, 0], np.int32)
 def _losses(model: Model, x: Any, y: Any) -> tuple:
     weights = model.initial_weights
     return model.example_losses(weights, {"x": x, "y": y}, False, _SEED)
-
-
-@pytest.mark.slow
-def test_user_classifier_trains_with_accuracy(tmp_path):
-    model = load_user_model(returning(tmp_path, DENSE, LOSS), FEATURES)
-    assert [metric.name for metric in model.metrics] == ["accuracy"]
-    training = EagerTraining(build("agnostic_fed_avg", model, 2))
-    client = random_client(np.random.default_rng(0), 9, range(2))
-    state, (metrics,) = run_rounds(training, [[client]])
-    assert metrics["clients"]["contributed"] == 1
-    assert np.any(state.algorithm.weights.trainable[0] != model.initial_weights.trainable[0])
 
 
 @pytest.mark.slow
@@ -60,14 +44,15 @@ def test_seed_determines_user_models_weights(tmp_path):
         assert not np.array_equal(first.trainable[0], other.trainable[0])
 
 
-def test_user_models_with_different_seeds_are_equal(tmp_path):
+def test_user_classifier_has_scores_losses_and_accuracy(tmp_path):
     path = returning(tmp_path, DENSE, LOSS)
-    first, second = (load_user_model(path, FEATURES, seed) for seed in (1, 2))
-    assert first == second
+    first, model = (load_user_model(path, FEATURES, seed) for seed in (1, 2))
+    assert first == model
+    assert [metric.name for metric in model.metrics] == ["accuracy"]
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(6, 4)).astype(np.float32), np.array([0, 1, 2, 2, 1, 0], np.int32)
-    losses, _ = _losses(second, x, y)
-    kernel, bias = second.initial_weights.trainable
+    losses, _ = _losses(model, x, y)
+    kernel, bias = model.initial_weights.trainable
     scores = x @ kernel + bias
     expected = np.log(np.exp(scores).sum(1)) - scores[np.arange(6), y]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
@@ -104,22 +89,6 @@ def test_different_user_models_are_unequal(tmp_path):
     ]
     models = [load_user_model(returning(tmp_path, *text), FEATURES) for text in texts]
     assert all(a != b for a, b in itertools.combinations(models, 2))
-
-
-def test_next_word_user_model_has_text_metrics(tmp_path):
-    text = f"""{IMPORTS}
-def build_model(data):
-    assert (data.num_ids, data.sequence_length, data.vocabulary_size) == (11, 5, 7)
-    return {NEXT_WORD}, SentenceLoss()
-"""
-    model = load_user_model(model_file(tmp_path, text), TEXTS)
-    assert [metric.name for metric in model.metrics] == [
-        "perplexity",
-        "in_vocab_accuracy",
-        "accuracy_without_out_of_vocab_or_end_of_sentence",
-    ]
-    tokens = np.ones([2, 5], np.int32)
-    assert _losses(model, tokens, tokens)[0].shape == [2]
 
 
 def test_functions_of_users_can_be_losses_and_metrics(tmp_path):
@@ -159,25 +128,6 @@ def test_two_classes_may_have_one_output(tmp_path):
     losses, scores = _losses(model, np.ones([3, 4], np.float32), y)
     expected = np.log1p(np.exp(np.where(y, -1, 1) * scores[:, 0]))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-def test_user_model_accepts_named_inputs(tmp_path):
-    text = f"""{IMPORTS}
-
-def build_model(data):
-    assert data.x_shape == {{"age": (), "words": (2,)}}
-    inputs = {{
-        name: tf.keras.Input(shape, dtype=data.x_dtype[name], name=name)
-        for name, shape in data.x_shape.items()
-    }}
-    age = layers.Reshape([1])(inputs["age"])
-    words = layers.Flatten()(layers.Embedding(9, 3)(inputs["words"]))
-    both = layers.Concatenate()([age, words])
-    return tf.keras.Model(inputs, layers.Dense(2)(both)), {LOSS}
-"""
-    model = load_user_model(model_file(tmp_path, text), MAPPING)
-    x = {"age": np.ones([3], np.float32), "words": np.ones([3, 2], np.int32)}
-    assert _losses(model, x, np.ones([3], np.int32))[0].shape == [3]
 
 
 # --- Models and losses that do not fit the data raise errors

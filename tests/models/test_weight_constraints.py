@@ -1,13 +1,14 @@
 """Keras' weight constraints hold after each step of clients and server."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.support.algorithms import build
+from tests.support.keras_zoo import Kind, classification
 from tests.support.models import linear_model
 from tests.support.rounds import EagerTraining, run_rounds
 from tff_agnostic.algorithms import Problem
@@ -22,69 +23,56 @@ from tff_agnostic.computations.clients import (
 )
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd
 from tff_agnostic.computations.server import Adam, Momentum, ServerUpdate, Sgd
-from tff_agnostic.models import Model, model_from_keras, to_tff
+from tff_agnostic.models import to_tff
 from tff_agnostic.models.keras import freeze
-from tff_agnostic.models.keras_platform import KERAS_2, keras_platform
 from tff_agnostic.models.model import ModelWeights
 
 layers, constraints = tf.keras.layers, tf.keras.constraints
 _RATE, _BATCH, _EPOCHS = 0.3, 4, 2
-_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-class _Kind(NamedTuple):
-    constraint: Any
-    inputs: str = "numbers"
+def _kind(constraint: Any) -> Kind:
+    def build() -> tf.keras.Model:
+        hidden = layers.Dense(4, activation="tanh", kernel_constraint=constraint)
+        last = layers.Dense(3, bias_constraint=constraint)
+        return tf.keras.Sequential([tf.keras.Input([4]), hidden, last])
+
+    return classification(build, 4)
+
+
+def _embedding() -> tf.keras.Model:
+    embed = layers.Embedding(5, 3, embeddings_constraint=constraints.UnitNorm(axis=1))
+    inputs = tf.keras.Input([2], dtype="int32")
+    return tf.keras.Sequential([inputs, embed, layers.Flatten(), layers.Dense(3)])
 
 
 _KINDS = {
-    "NonNeg": _Kind(constraints.NonNeg()),
-    "MaxNorm": _Kind(constraints.MaxNorm(0.5)),
-    "UnitNorm": _Kind(constraints.UnitNorm()),
-    "MinMaxNorm": _Kind(constraints.MinMaxNorm(0.4, 0.6)),
-    "UnitNorm of an embedding": _Kind(constraints.UnitNorm(axis=1), "ids"),
-    "function": _Kind(lambda w: tf.clip_by_value(w, -0.2, 0.2)),
+    "NonNeg": _kind(constraints.NonNeg()),
+    "UnitNorm": _kind(constraints.UnitNorm()),
+    "UnitNorm of an embedding": classification(_embedding, 2)._replace(
+        x=lambda rng, n: rng.integers(5, size=[n, 2]).astype(np.int32),
+        x_spec=tf.TensorSpec([None, 2], tf.int32),
+    ),
+    "function": _kind(lambda w: tf.clip_by_value(w, -0.2, 0.2)),
 }
 
 
-def _network(kind: _Kind) -> tf.keras.Model:
-    if kind.inputs == "ids":
-        embed = layers.Embedding(5, 3, embeddings_constraint=kind.constraint)
-        stack = [tf.keras.Input([2], dtype="int32"), embed, layers.Flatten()]
-        return tf.keras.Sequential([*stack, layers.Dense(3)])
-    hidden = layers.Dense(4, activation="tanh", kernel_constraint=kind.constraint)
-    last = layers.Dense(3, bias_constraint=kind.constraint)
-    return tf.keras.Sequential([tf.keras.Input([4]), hidden, last])
-
-
-def _model(kind: _Kind) -> Model:
-    x = tf.TensorSpec([None, 2], tf.int32) if kind.inputs == "ids" else tf.TensorSpec([None, 4])
-    spec = {"x": x, "y": tf.TensorSpec([None], tf.int32)}
-    return model_from_keras(lambda: _network(kind), loss=_LOSS, example_spec=spec)
-
-
-def _client(kind: _Kind, size: int, seed: int = 0) -> dict[str, np.ndarray]:
+def _client(kind: Kind, size: int, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    is_ids = kind.inputs == "ids"
-    x = rng.integers(5, size=[size, 2]) if is_ids else rng.normal(size=[size, 4])
-    return {
-        "x": x.astype(np.int32 if is_ids else np.float32),
-        "y": rng.integers(3, size=size).astype(np.int32),
-        "domain_id": np.zeros(size, np.int32),
-    }
+    return {"x": kind.x(rng, size), "y": kind.y(rng, size), "domain_id": np.zeros(size, np.int32)}
 
 
 def _keras_weights(
-    kind: _Kind, weights: list[Any], client: Any, rounds: int = 1
+    kind: Kind, weights: list[Any], client: Any, rounds: int = 1
 ) -> list[np.ndarray]:
     """Returns the weights after plain Keras SGD on each batch's mean loss."""
-    network = _network(kind)
+    network = kind.build()
     network.set_weights(weights)
     optimizer = tf.keras.optimizers.SGD(_RATE)
     for start in [*range(0, len(client["y"]), _BATCH)] * (_EPOCHS * rounds):
         rows = slice(start, start + _BATCH)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(_LOSS(client["y"][rows], network(client["x"][rows])))
+            loss = tf.reduce_mean(kind.loss(client["y"][rows], network(client["x"][rows])))
         gradients = tape.gradient(loss, network.trainable_weights)
         optimizer.apply_gradients(zip(gradients, network.trainable_weights))
     return network.get_weights()
@@ -95,12 +83,12 @@ def _assert_close(actual: list[Any], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(weights, expected_weights, atol=2e-6)
 
 
-@pytest.mark.nightly_cases("MinMaxNorm", "UnitNorm")
+@pytest.mark.nightly_cases("UnitNorm")
 @pytest.mark.slow_cases("function")
 @pytest.mark.parametrize("name", _KINDS)
 def test_client_training_equals_plain_keras_in_both_modes(name):
     kind = _KINDS[name]
-    model = _model(kind)
+    model = kind.model()
     weights = ModelWeights(list(map(tf.constant, model.initial_weights.trainable)), [])
     options = ClientTraining(
         learning_rate=_RATE, epochs=_EPOCHS, batch_size=_BATCH, normalizer="batch", shuffle=False
@@ -126,7 +114,7 @@ def test_client_training_equals_plain_keras_in_both_modes(name):
 @pytest.mark.slow
 def test_single_client_rounds_equal_plain_keras():
     kind = _KINDS["UnitNorm"]
-    model = _model(kind)
+    model = kind.model()
     training = EagerTraining(
         build(
             "agnostic_fed_avg",
@@ -147,7 +135,7 @@ def test_single_client_rounds_equal_plain_keras():
 
 @pytest.mark.parametrize("optimizer", [Sgd(), Momentum(), Adam()])
 def test_server_step_meets_the_constraint(optimizer):
-    model = _model(_KINDS["NonNeg"])
+    model = _KINDS["NonNeg"].model()
     built = ServerUpdate(optimizer, learning_rate=5.0).build(model)
     weights = [tf.ones(w.shape) for w in model.initial_weights.trainable]
     specs = [tf.TensorSpec(w.shape) for w in weights]
@@ -159,7 +147,7 @@ def test_server_step_meets_the_constraint(optimizer):
 
 
 def test_frozen_layers_lose_their_constraint():
-    model = _model(_KINDS["MaxNorm"])
+    model = _kind(constraints.MaxNorm(0.5)).model()
     first = model.keras_model.layers[0].name
     ones = [tf.ones(w.shape) for w in model.initial_weights.trainable]
     large = freeze(model, [first]).constraint(ones[2:])
@@ -176,30 +164,17 @@ def test_frozen_layers_lose_their_constraint():
 )
 def test_rejects_constraints_that_cannot_hold(constraint, reason):
     with pytest.raises(ValueError, match=f"kernel: expected a constraint that .*, found {reason}"):
-        _model(_Kind(constraint))
-
-
-@pytest.mark.skipif(keras_platform().release != KERAS_2, reason="Keras 3 can trace it")
-def test_rejects_keras_2_radial_constraint():
-    def build() -> tf.keras.Model:
-        conv = layers.Conv2D(1, 3, kernel_constraint=constraints.RadialConstraint())
-        return tf.keras.Sequential([tf.keras.Input([3, 3, 1]), conv, layers.Flatten()])
-
-    spec = {"x": tf.TensorSpec([None, 3, 3, 1]), "y": tf.TensorSpec([None], tf.int32)}
-    with pytest.raises(
-        ValueError, match=r"expected a constraint that TensorFlow can trace, .*Radial"
-    ):
-        model_from_keras(build, loss=_LOSS, example_spec=spec)
+        _kind(constraint).model()
 
 
 def test_stochastic_afl_and_tff_reject_constraints():
-    model = _model(_KINDS["NonNeg"])
-    with pytest.raises(UserError, match="expected a model without weight constraints"):
-        stochastic_afl(Problem.numbered(model, 2), StochasticAflOptions())
-    with pytest.raises(UserError, match="expected a model without weight constraints"):
-        to_tff(model)
+    model = _KINDS["NonNeg"].model()
+    problem = Problem.numbered(model, 2)
+    for convert in (lambda: stochastic_afl(problem, StochasticAflOptions()), lambda: to_tff(model)):
+        with pytest.raises(UserError, match="expected a model without weight constraints"):
+            convert()
 
 
 def test_models_without_constraints_have_none():
     assert linear_model().constraint is None
-    assert _model(_Kind(None)).constraint is None
+    assert _kind(None).model().constraint is None

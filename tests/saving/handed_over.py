@@ -1,8 +1,8 @@
 """The table, model and scripts of docs/how_to/use_elsewhere.md, ready to run."""
 
+import csv
 import json
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -43,32 +43,24 @@ def block(part: str) -> str:
     return str(code)
 
 
-def shoppers(folder: Path, **options: Any) -> Task:
+def shoppers(folder: Path) -> Task:
     """Writes the documentation's table and model file to a folder; returns their task."""
-    (folder / "table.py").write_text(
-        block('shoppers.csv", "w"').replace("shoppers.csv", str(folder / "shoppers.csv"))
-    )
-    runpy.run_path(str(folder / "table.py"))
-    (folder / "table.py").unlink()
-    store, model = folder / "shoppers.sqlite", folder / "model" / "my_shoppers.py"
-    job("csv", folder / "shoppers.csv", store, **{**COLUMNS, **options}).run(ReadLog())
+    table, store = folder / "shoppers.csv", folder / "shoppers.sqlite"
+    exec(block('shoppers.csv", "w"').replace("shoppers.csv", str(table)), {})
+    job("csv", table, store, **COLUMNS).run(ReadLog())
+    model = folder / "model" / "my_shoppers.py"
     model.parent.mkdir()
     model.write_text(block("# my_shoppers.py"))
     return CUSTOM.load(CustomOptions(model=model), TaskContext(seed=0, data=store))
 
 
-def trained(task: Task) -> TrainedModel:
-    """Returns the task's model with random weights."""
-    rng = np.random.default_rng(1)
+def hand_over(folder: Path) -> TrainedModel:
+    """Writes the saved models and the page's scripts to a folder; returns the model."""
+    task, rng = shoppers(folder), np.random.default_rng(1)
     weights = [rng.normal(size=w.shape).astype(w.dtype) for w in task.model.initial_weights[0]]
-    return TrainedModel(
+    model = TrainedModel(
         task.model, ModelWeights(weights, []), task.class_names, task.words, task.inputs
     )
-
-
-def hand_over(folder: Path, **options: Any) -> TrainedModel:
-    """Writes the saved models and the page's scripts to a folder; returns the model."""
-    model = trained(shoppers(folder, **options))
     saved = folder / "handed_over"
     saved.mkdir()
     files = []
@@ -84,15 +76,11 @@ def hand_over(folder: Path, **options: Any) -> TrainedModel:
     return model
 
 
-def _rows(folder: Path) -> list[dict[str, str]]:
-    head, *lines = (folder / "shoppers.csv").read_text().splitlines()
-    return [dict(zip(head.split(","), line.split(","))) for line in lines]
-
-
 def as_x(folder: Path) -> NDArray[np.float32]:
     """Returns the array x of the rows to predict, computed as the documentation describes."""
     training = load_store(folder / "shoppers.sqlite").client_counts("train")
-    rows = _rows(folder)
+    with open(folder / "shoppers.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
     training_rows = [row for row in rows if row["shopper"] in training]
 
     def standardized(row: dict[str, str], column: str) -> float:

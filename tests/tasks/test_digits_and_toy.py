@@ -44,17 +44,14 @@ def test_digits_domains_are_the_classes(task):
             assert (examples["x"].min(), examples["x"].max() <= 1) == (0, True)
 
 
-def test_keep_option_thins_rare_classes():
-    everything, thinned = _counts(_load(keep=""), "train"), _counts(_load(), "train")
-    np.testing.assert_array_equal(thinned[:8], everything[:8])
-    assert thinned[8] == round(0.15 * everything[8])
-    assert thinned[9] == round(0.3 * everything[9])
-
-
-def test_thinning_keeps_test_examples():
-    assert (
-        _images(_load(keep="").test) == _images(_load(keep="0:0.01").test) == _images(_load().test)
-    )
+def test_keep_option_thins_training_images_only():
+    for held_out in (0.0, 0.25):
+        thinned, whole = _load(heldout_share=held_out), _load(heldout_share=held_out, keep="")
+        counts, everything = _counts(thinned, "train"), _counts(whole, "train")
+        np.testing.assert_array_equal(counts[:8], everything[:8])
+        assert counts[8] == round(0.15 * everything[8])
+        assert counts[9] == round(0.3 * everything[9])
+        assert _images(thinned.test) == _images(whole.test)
 
 
 def test_each_image_belongs_to_one_client():
@@ -96,20 +93,16 @@ def test_seed_determines_split_and_clients():
 def test_client_counts_are_options():
     task = _load(num_clients=7, num_test_clients=3)
     assert (len(task.train.client_ids), len(task.test.client_ids)) == (7, 3)
+    for options in ({"num_clients": 0}, {"num_test_clients": 2000}):
+        (name,) = options
+        assert golden.refusal(_load, **options).startswith(f"{name}: expected 1 to ")
 
 
-@pytest.mark.parametrize(
-    "text", ["8", "8:a", "a:0.5", "8=0.5", "10:0.5", "-1:0.5", "8:0", "8:1.5", "8:nan", "8:0,8:1"]
-)
+@pytest.mark.parametrize("text", ["8", "8:a", "10:0.5", "-1:0.5", "8:0", "8:1.5", "8:0.1,8:0.2"])
 def test_malformed_keep_option_raises(text):
     assert parse_keep("8:0.15,9:0.3") == {8: 0.15, 9: 0.3}
     with pytest.raises(UserError, match=r"^keep: expected CLASS:SHARE "):
         parse_keep(text)
-
-
-@golden.values
-def test_invalid_digits_option_raises(case):
-    return golden.refusal(_load, **case)
 
 
 @pytest.mark.slow
@@ -124,12 +117,6 @@ def test_heldout_images_come_from_training_images(task):
     np.testing.assert_allclose(
         _counts(held_out, "test"), 0.25 * _counts(everything, "train"), atol=1
     )
-
-
-def test_keep_option_does_not_thin_heldout_images():
-    thinned, whole = _load(heldout_share=0.25), _load(heldout_share=0.25, keep="")
-    assert _images(thinned.test) == _images(whole.test)
-    assert _counts(thinned, "train")[8] == round(0.15 * _counts(whole, "train")[8])
 
 
 # --- Tests of toy_regression from the paper's appendix B, whose solution is known
@@ -151,6 +138,7 @@ def test_toy_has_mixed_clients_in_five_domains():
     task = _load_toy()
     assert task.num_domains == 5
     assert len(task.train.client_ids) == 50
+    assert task.tracked_weights == {"learned value": (0, 0)}
     spec = task.model.client_data_spec()
     for client_id in task.train.client_ids:
         examples = checked_examples(task.train.read(client_id), spec, 5, client_id)
@@ -165,14 +153,13 @@ def test_toy_domains_differ_in_size_only():
     np.testing.assert_array_equal(domain_counts(_load_toy().train, 5), sizes)
 
 
-def _largest_mean_loss(points: list[np.ndarray], w: float) -> float:
-    return max(float(np.mean((p - w) ** 2)) for p in points)
-
-
 def test_toy_minimax_solution_is_zero():
     points = _points(_load_toy())
-    at_zero = _largest_mean_loss(points, 0.0)
-    assert all(_largest_mean_loss(points, w) > at_zero for w in (-0.5, -0.01, 0.01, 0.5))
+
+    def largest_loss(w: float) -> float:
+        return max(float(np.mean((p - w) ** 2)) for p in points)
+
+    assert all(largest_loss(w) > largest_loss(0.0) for w in (-0.5, -0.01, 0.01, 0.5))
     # The solution of FedAvg, the mean of all points, differs.
     assert np.concatenate(points).mean() > 0.2
 
@@ -192,18 +179,9 @@ def test_toy_tasks_share_a_model():
         assert _load_toy(seed=1).model != model
 
 
-def test_toy_tracks_its_learned_value():
-    assert _load_toy().tracked_weights == {"learned value": (0, 0)}
-
-
 def test_seed_determines_toy_points():
     def fingerprint(seed: int) -> bytes:
         return np.concatenate(_points(_load_toy(seed))).tobytes()
 
     assert fingerprint(1) == fingerprint(1)
     assert fingerprint(1) != fingerprint(2)
-
-
-@golden.values
-def test_invalid_toy_option_raises(case):
-    return golden.refusal(_load_toy, **case)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support import golden
-from tests.support.stores import image, sentence, text_store, tff_store, write_store
+from tests.support.stores import image, text_store, tff_store, write_store
 from tff_agnostic.base.later import tff
 from tff_agnostic.data.clients import client_domain_counts
 from tff_agnostic.models.next_word import NextWordNetwork
@@ -16,15 +16,10 @@ from tff_agnostic.tasks.registry import load_task
 from tff_agnostic.tasks.task import Task, TaskContext
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
-_SMALL: dict[str, dict[str, Any]] = {
-    "next_word": {"network": CifgNetwork(2, 3, layers=2)},
-    "stackoverflow": {"network": LstmNetwork(2, 3)},
-}
 _NETWORKS = {
-    "next_word": NextWordNetwork("cifg", 2, 3, layers=2, tied=True),
-    "stackoverflow": NextWordNetwork("lstm", 2, 3, layers=1),
+    "next_word": (CifgNetwork(2, 3, layers=2), NextWordNetwork("cifg", 2, 3, layers=2, tied=True)),
+    "stackoverflow": (LstmNetwork(2, 3), NextWordNetwork("lstm", 2, 3, layers=1)),
 }
-_LANGUAGE_TASKS = list(_SMALL)
 
 
 @pytest.fixture
@@ -47,29 +42,21 @@ def _error(task: str, path: Any, client: str = "", **options: Any) -> str:
     return golden.refusal(lambda: _load(task, path, **options).train.read(client))
 
 
-def _questions(path, type_="question", **more):
+def _questions(path, type_="question"):
     """Writes a file like TFF's Stack Overflow data, with posts of questions and answers."""
     rows = [
-        ("train", "7", {"tokens": "how ?", "type": type_, "title": "t", **more}),
-        ("train", "7", {"tokens": "so", "type": "answer", "title": "t", **more}),
-        ("heldout", "8", {"tokens": "? how", "type": "question", "title": "t", **more}),
-        ("test", "9", {"tokens": "so how", "type": "answer", "title": "t", **more}),
+        ("train", "7", {"tokens": "how ?", "type": type_}),
+        ("train", "7", {"tokens": "so", "type": "answer"}),
+        ("heldout", "8", {"tokens": "? how", "type": "question"}),
+        ("test", "9", {"tokens": "so how", "type": "answer"}),
     ]
     return tff_store(path, rows)
 
 
-def _locales(path):
-    rows = [
-        (split, sentence(f"{split}_{domain}", domain, "hola che"))
-        for split in ("train", "test")
-        for domain in ("es-MX", "es-AR", "es-419")
-    ]
-    return write_store(path, rows, "text", vocabulary={"hola": 2, "che": 1})
-
-
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+@pytest.mark.parametrize("task", _NETWORKS)
 def test_sentences_become_word_ids(tmp_path, sizes, task):
-    loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4)
+    path, (network, expected) = text_store(tmp_path / "s.sqlite"), _NETWORKS[task]
+    loaded = _load(task, path, seed=6, sequence_length=4, network=network)
     assert loaded.domain_names == ("answer", "question")
     examples = loaded.train.read("b")
     # Ids: the = 1, cat = 2, sat = 3, other words = 4, begin = 5, end = 6, padding = 0.
@@ -77,49 +64,34 @@ def test_sentences_become_word_ids(tmp_path, sizes, task):
     np.testing.assert_array_equal(examples["y"], [[1, 2, 6, 0], [3, 6, 0, 0], [1, 1, 4, 6]])
     assert examples["domain_id"].tolist() == [1, 0, 1]
     assert {column.dtype for column in examples.values()} == {np.dtype(np.int32)}
-    assert [size for size, _ in sizes] == [3]
-
-
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_sizes_truncate_vocabulary_and_sentences(tmp_path, sizes, task):
-    path = text_store(tmp_path / "s.sqlite")
-    loaded = _load(task, path, sequence_length=2, vocabulary=2)
+    small = _load(task, path, sequence_length=2, vocabulary=2)
     # Ids: the = 1, cat = 2, other words = 3, begin = 4, end = 5.
-    np.testing.assert_array_equal(loaded.train.read("b")["x"], [[4, 1], [4, 3], [4, 1]])
-    np.testing.assert_array_equal(loaded.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
-    ((size, arguments),) = sizes
-    assert (size, arguments[1]) == (2, 2)
+    np.testing.assert_array_equal(small.train.read("b")["x"], [[4, 1], [4, 3], [4, 1]])
+    np.testing.assert_array_equal(small.train.read("b")["y"], [[1, 2], [3, 5], [1, 1]])
+    assert sizes[0] == (3, (expected, 4, 6))
+    assert (sizes[1][0], sizes[1][1][1]) == (2, 2)
 
 
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_long_sentences_are_reported_or_continued(tmp_path, sizes, task):
+def test_long_sentences_are_reported_or_continued(tmp_path, sizes):
     path = text_store(tmp_path / "s.sqlite")
     # The training sentences: the cat | cat sat the | sat | the the dog.
-    (remark,) = _load(task, path, sequence_length=2).remarks()
+    (remark,) = _load("next_word", path, sequence_length=2).remarks()
     assert remark.text.startswith("22.2% of the words of train (2 of 9) are cut off: 50.0% of the ")
     assert "long_sentences=chunk" in remark.text
-    assert not _load(task, path, sequence_length=3).remarks()
-    chunked = _load(task, path, sequence_length=2, long_sentences="chunk")
+    assert not _load("next_word", path, sequence_length=3).remarks()
+    chunked = _load("next_word", path, sequence_length=2, long_sentences="chunk")
     assert not chunked.remarks()
     examples = chunked.train.read("b")
     np.testing.assert_array_equal(examples["y"], [[1, 2], [6, 0], [3, 6], [1, 1], [4, 6]])
     assert examples["domain_id"].tolist() == [1, 1, 0, 1, 1]
     # The counts are of chunks, which are more than the sentences that the store counts.
     np.testing.assert_array_equal(client_domain_counts(chunked.train, 2), [[2, 0], [1, 4]])
-    message = _error(task, path, long_sentences="cutt")
-    assert message.startswith("long_sentences: unknown treatment of long sentences 'cu")
 
 
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_network_options_reach_the_model(tmp_path, sizes, task):
-    _load(task, text_store(tmp_path / "s.sqlite"), seed=6, **_SMALL[task])
-    ((_, arguments),) = sizes
-    assert arguments == (_NETWORKS[task], 20, 6)
-
-
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
+@pytest.mark.parametrize("task", _NETWORKS)
 def test_model_has_an_embedding_per_word_id(tmp_path, task):
-    loaded = _load(task, text_store(tmp_path / "s.sqlite"), sequence_length=4, **_SMALL[task])
+    path, (network, _) = text_store(tmp_path / "s.sqlite"), _NETWORKS[task]
+    loaded = _load(task, path, sequence_length=4, network=network)
     # Embeddings of three words and four special ids.
     assert (3 + 4, 2) in [w.shape for w in loaded.model.initial_weights.trainable]
     names = [metric.name for metric in loaded.model.metrics]
@@ -127,11 +99,10 @@ def test_model_has_an_embedding_per_word_id(tmp_path, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_fingerprint_depends_on_words_and_order(tmp_path, sizes, task):
+def test_fingerprint_depends_on_words_and_order(tmp_path, sizes):
     def fingerprint(words, **options):
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite"
-        return _load(task, text_store(path, words), **options).fingerprint["vocabulary"]
+        return _load("next_word", text_store(path, words), **options).fingerprint["vocabulary"]
 
     first = fingerprint({"the": 9, "cat": 5, "sat": 3})
     assert fingerprint({"the": 4, "cat": 3, "sat": 2}) == first
@@ -145,42 +116,20 @@ def test_fingerprint_depends_on_words_and_order(tmp_path, sizes, task):
     assert len({first, *others}) == 5
 
 
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_test_split_option_selects_clients(tmp_path, sizes, task):
+def test_test_split_option_selects_clients(tmp_path, sizes):
     path = text_store(tmp_path / "s.sqlite")
     for split, client in (("test", "t"), ("heldout", "h")):
-        loaded = _load(task, path, test_split=split)
+        loaded = _load("next_word", path, test_split=split)
         assert (list(loaded.test.client_ids), loaded.test_split) == ([client], split)
 
 
-@pytest.mark.parametrize("option", ["vocabulary", "sequence_length"])
-def test_invalid_size_raises_with_its_option(tmp_path, option):
-    message = _error("stackoverflow", text_store(tmp_path / "s.sqlite"), **{option: 0})
-    expected = "at least 1" + " or a path" * (option == "vocabulary")
-    assert message == f"{option}: expected {expected}, found 0"
-
-
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_image_store_raises(tmp_path, task):
-    path = write_store(tmp_path / "s.sqlite", [("train", image("a", "b", 1))], "features")
+@pytest.mark.parametrize("task", _NETWORKS)
+def test_unsuitable_store_raises(tmp_path, task):
+    path = write_store(tmp_path / "i.sqlite", [("train", image("a", "b", 1))], "features")
     needed = "tokens (string)" if task == "stackoverflow" else "tokens (string), domain (string)"
     assert _error(task, path).startswith(f"{path}: expected examples with {needed} for this task, ")
-
-
-@pytest.mark.parametrize("task", _LANGUAGE_TASKS)
-def test_store_without_vocabulary_raises(tmp_path, task):
-    rows = [("train", "a", {"tokens": "x", "domain": "y"})]
-    paths = [text_store(tmp_path / "s.sqlite", words={})]
-    paths += [tff_store(tmp_path / "t.sqlite", rows)] if task == "next_word" else []
-    for path in paths:
-        assert _error(task, path) == f"{path}: expected a vocabulary, found a store without one"
-
-
-def test_next_word_domains_come_from_the_store(tmp_path, sizes):
-    loaded = _load("next_word", _locales(tmp_path / "s.sqlite"))
-    assert loaded.domain_names == ("es-419", "es-AR", "es-MX")
-    ids = [loaded.train.read(f"train_{name}")["domain_id"] for name in loaded.domain_names]
-    assert np.concatenate(ids).tolist() == [0, 1, 2]
+    path = text_store(tmp_path / "s.sqlite", words={})
+    assert _error(task, path) == f"{path}: expected a vocabulary, found a store without one"
 
 
 @pytest.fixture
@@ -209,21 +158,9 @@ def test_stackoverflow_domains_are_post_types(tmp_path, sizes, word_counts):
 
 
 def test_stackoverflow_rejects_other_domains(tmp_path, sizes, word_counts):
-    for path, client, name in (
-        (_questions(tmp_path / "q.sqlite", type_="comment"), "7", "comment"),
-        (_locales(tmp_path / "l.sqlite"), "train_es-AR", "es-AR"),
-    ):
-        assert _error("stackoverflow", path, client) == (
-            f"{path}: client {client}: expected domains answer, question, found '{name}'"
-        )
-
-
-def test_tff_store_without_post_types_raises(tmp_path, sizes, word_counts):
-    rows = [(split, "7", {"tokens": "how"}) for split in ("train", "test")]
-    path = tff_store(tmp_path / "s.sqlite", rows)
-    message = _error("stackoverflow", path, "7")
-    assert message.startswith(f"{path}: ")
-    assert "type (string" in message
+    path = _questions(tmp_path / "q.sqlite", type_="comment")
+    message = f"{path}: client 7: expected domains answer, question, found 'comment'"
+    assert _error("stackoverflow", path, "7") == message
 
 
 def test_failed_download_of_word_counts_raises(tmp_path, monkeypatch):
@@ -237,33 +174,31 @@ def test_failed_download_of_word_counts_raises(tmp_path, monkeypatch):
     assert "(no network)" in message
 
 
-def _loaded(path, **options):
-    return load_task("next_word", options, TaskContext(seed=0, data=path))
-
-
-def test_vocabulary_option_reads_store_or_word_list(tmp_path):
+def test_vocabulary_option_reads_store_or_word_list(tmp_path, sizes):
     path = text_store(tmp_path / "s.sqlite")
     other = text_store(tmp_path / "o.sqlite", words={"dog": 3, "the": 2, "cat": 1})
     words = tmp_path / "words.txt"
     words.write_bytes(b"\xef\xbb\xbfdog 3\r\nthe 2\r\n\r\ncat 1\r\n")
-    small = {"sequence_length": 3, "network": LstmNetwork(2, 2)}
-    store_words = _loaded(path, vocabulary=str(other), **small)
-    list_words = _loaded(path, vocabulary=str(words), **small)
+    store_words = _load("next_word", path, vocabulary=str(other), sequence_length=3)
+    list_words = _load("next_word", path, vocabulary=str(words), sequence_length=3)
     # Ids: dog = 1, the = 2, cat = 3, other words = 4, begin = 5, end = 6. Client a has the words
     # "cat sat the".
     np.testing.assert_array_equal(store_words.train.read("a")["x"], [[5, 3, 4]])
     np.testing.assert_array_equal(list_words.train.read("a")["y"], [[3, 4, 2]])
-    assert store_words.fingerprint == list_words.fingerprint != _loaded(path, **small).fingerprint
+    assert store_words.fingerprint == list_words.fingerprint
+    assert list_words.fingerprint != _load("next_word", path).fingerprint
 
 
-@golden.values
-def test_invalid_word_list_raises(tmp_path, case):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe", "expected a number or a list of words, found an unreadable file {words} "),
+        (b"\n\n", "expected a word in each line of {words}, found none"),
+        (b"a 2\nb 1\na 1\n", "expected different words in {words}, found 'a' twice"),
+    ],
+)
+def test_invalid_word_list_raises(tmp_path, content, message):
     words = tmp_path / "words.txt"
-    if case is not None:
-        words.write_bytes(case)
-    return golden.refusal(_loaded, text_store(tmp_path / "s.sqlite"), vocabulary=str(words))
-
-
-def test_unknown_network_raises(tmp_path):
-    message = _error("next_word", text_store(tmp_path / "s.sqlite"), network="gru")
-    assert message.startswith("network: expected LstmNetwork or CifgNetwork")
+    words.write_bytes(content)
+    result = _error("next_word", text_store(tmp_path / "s.sqlite"), vocabulary=str(words))
+    assert result.startswith(f"vocabulary: {message.format(words=words)}")

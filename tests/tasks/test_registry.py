@@ -3,14 +3,14 @@
 import dataclasses
 import sqlite3
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support import golden
 from tests.support.results import make_task
-from tests.support.stores import image, sentence, tff_store, write_store
+from tests.support.stores import image, reviews, sentence, tff_store, write_store
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.program.commands.registry import own_flags
 from tff_agnostic.program.options.defaults import DEFAULTS
@@ -35,13 +35,6 @@ from tff_agnostic.tasks.task import TaskContext, Use
 from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
 
 
-@pytest.mark.parametrize("name", list(TASKS))
-def test_task_options_have_help_and_default(name):
-    for flag in option_flags(TASKS[name].options):
-        assert flag.text
-        assert flag.default is not dataclasses.MISSING
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(DEFAULTS))
 def test_defaults_are_valid_run_settings(name):
@@ -56,17 +49,8 @@ def test_defaults_are_valid_run_settings(name):
     resolve(name, {}, {})
 
 
-# Every field of a task's options is a public flag; this list makes additions deliberate.
-_FLAGS = """
-    categories concentration domain_feature heldout_share high_school_writers keep label_feature
-    long_sentences model network num_classes num_clients num_test_clients predict ridge
-    sequence_length spread test_share test_split train_share vocabulary
-"""
-
-
 def test_task_flags_differ_from_run_flags():
     options = task_flags()
-    assert sorted(options) == _FLAGS.split()
     assert not set(options) & {*run_flags(), *runtime_flags(), *own_flags()}
     assert options["heldout_share"].user_names == "digits, adult"
     check_task_options("adult", ["ridge", "heldout_share"])
@@ -83,8 +67,6 @@ def test_vocabulary_flag_is_number_or_path(tmp_path, monkeypatch):
         spec = resolve("next_word", {}, {"vocabulary": option.parsed(text)})
         assert spec.task_options["vocabulary"] == spec.flags()["vocabulary"] == value
         assert from_flags({**spec.flags(), "format": FORMAT}) == spec
-    assert golden.refusal(option.parsed, "0") == "--vocabulary: expected at least 1, found 0"
-    assert golden.refusal(option.parsed, "") == "--vocabulary: expected a path, found an empty one"
 
 
 def test_next_word_defaults_are_the_papers_networks():
@@ -96,32 +78,18 @@ def test_next_word_defaults_are_the_papers_networks():
     }
     for name, network in networks.items():
         assert task_options(name, {}).network == network
-    for name in ("two_domain_lm", "spanish_keyboard"):
-        assert DEFAULTS[name].spec is TASKS["next_word"]
-
-
-def test_every_library_task_has_defaults():
     assert {entry.task for entry in DEFAULTS.values()} == set(TASKS)
 
 
 def test_network_option_accepts_each_tasks_network_names():
     option = task_flags()["network"]
-    for task, text in (
-        ("text_classifier", "lstm"),
-        ("emnist", "linear"),
-        ("text_classifier", "mean"),
-    ):
+    for task, text in (("text_classifier", "lstm"), ("emnist", "linear")):
         assert task_options(task, {"network": option.parsed(text)}).network == text
     for text, network in (("cifg", CifgNetwork()), ("lstm:units=5", LstmNetwork(units=5))):
         assert task_options("next_word", {"network": option.parsed(text)}).network == network
 
 
-def test_errors_of_runs_prefix_options_with_dashes(tmp_path):
-    context = TaskContext(0, data=_images(tmp_path / "s.sqlite", 0.5))
-    options = {"high_school_writers": 9}
-    message = "high_school_writers: expected 1 to 1, the number of high-school writers, found 9"
-    assert golden.refusal(load_task, "emnist", options, context) == message
-    assert golden.refusal(load_run_task, "emnist", options, context) == f"--{message}"
+def test_errors_of_runs_prefix_options_with_dashes():
     message = "data: expected a client store, which this task reads, found none"
     assert golden.refusal(load_task, "next_word", {}, TaskContext(0)) == message
     result = golden.refusal(load_run_task, "spanish_keyboard", {}, TaskContext(0))
@@ -146,23 +114,54 @@ def test_unsuitable_task_options_raise(tmp_path, case):
     return golden.refusal(load_task, name, options, context)
 
 
-# --- Tests of held-out splits, on which settings are chosen
+_AT_LEAST_1 = "at least 1"
+_HELD_OUT = "at least 0 and at most 0.9"
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, entry in DEFAULTS.items() if entry.spec.data is not Use.NO]
+    ("task", "option", "value", "expected"),
+    [
+        ("digits", "concentration", 1e-5, "at least 0.0001"),
+        ("digits", "test_share", 0.04, "at least 0.05 and at most 0.9"),
+        ("digits", "test_share", 0.91, "at least 0.05 and at most 0.9"),
+        ("digits", "heldout_share", -0.1, _HELD_OUT),
+        ("digits", "heldout_share", 0.91, _HELD_OUT),
+        ("adult", "heldout_share", -0.1, _HELD_OUT),
+        ("adult", "heldout_share", 0.91, _HELD_OUT),
+        ("adult", "ridge", -0.1, "at least 0"),
+        ("toy_regression", "spread", -0.1, "at least 0"),
+        ("emnist", "num_classes", 1, "at least 2"),
+        ("emnist", "train_share", 0.0, "above 0 and below 1"),
+        ("emnist", "train_share", 1.0, "above 0 and below 1"),
+        ("next_word", "vocabulary", 0, _AT_LEAST_1),
+        ("next_word", "sequence_length", 0, _AT_LEAST_1),
+    ],
 )
-def test_tasks_on_stores_have_a_held_out_split(name):
-    assert heldout_options(name, {}) == {"test_split": "heldout"}
+def test_option_out_of_its_range_raises(task, option, value, expected):
+    message = golden.refusal(task_options, task, {option: value})
+    assert message == f"--{option}: expected {expected}, found {value}"
+
+
+@pytest.mark.parametrize("field", ["embedding", "units", "layers"])
+@pytest.mark.parametrize("network", [LstmNetwork, CifgNetwork])
+def test_network_without_size_raises(network, field):
+    message = golden.refusal(network, **{field: 0})
+    assert message == f"{field}: expected at least 1, found 0"
+
+
+# --- Tests of held-out splits, on which settings are chosen
 
 
 @pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("digits", {}, {"heldout_share": 0.25}),
+        *(
+            (name, {}, {"test_split": "heldout"})
+            for name, entry in DEFAULTS.items()
+            if entry.spec.data is not Use.NO
+        ),
         ("digits", {"heldout_share": 0.1, "keep": ""}, {"heldout_share": 0.1, "keep": ""}),
         ("adult", {"ridge": 0.5}, {"heldout_share": 0.2, "ridge": 0.5}),
-        ("emnist", {"test_split": "heldout"}, {"test_split": "heldout"}),
     ],
 )
 def test_heldout_options_keep_given_options(name, given, expected):
@@ -187,14 +186,6 @@ def test_only_the_heldout_split_may_choose_settings():
 # --- Tests of fingerprints of tasks on client stores
 
 
-_SMALL: dict[str, Any] = {"network": LstmNetwork(2, 2), "sequence_length": 3}
-_OPTIONS: dict[str, Any] = {
-    "emnist": {},
-    "fashion_mnist": {},
-    "stackoverflow": _SMALL,
-    "next_word": _SMALL,
-    "custom": {},
-}
 _MODEL = """
 import tensorflow as tf
 import parts
@@ -237,65 +228,73 @@ def _tff_texts(path: Path, last: str) -> Path:
     return tff_store(path, [(s, "a", row) for s in ("train", "test")])
 
 
-_STORES = [
-    ("emnist", _images, (0.25, 0.75)),
-    ("emnist", _tff_images, (0.25, 0.75)),
-    ("fashion_mnist", _images, (0.25, 0.75)),
-    ("custom", _images, (0.25, 0.75)),
-    ("stackoverflow", _texts, ("a", "b")),
-    ("stackoverflow", _tff_texts, ("a", "b")),
-    ("next_word", _texts, ("a", "b")),
-]
-
-
-def _fingerprint(task: str, folder: Path, store: Path) -> dict[str, str]:
-    (folder / "words.txt").write_text("so 2\n")
-    (folder / "model.py").write_text(_MODEL)
-    if not (folder / "parts.py").exists():
-        (folder / "parts.py").write_text(_PARTS)
-    options = dict(_OPTIONS[task])
-    if task == "custom":
-        options["model"] = str(folder / "model.py")
-    elif "sequence_length" in options:
-        options["vocabulary"] = str(folder / "words.txt")
+def _fingerprint(task: str, options: Any, store: Path) -> dict[str, str]:
     return dict(load_task(task, options, TaskContext(0, data=store)).fingerprint)
 
 
-@pytest.mark.parametrize(("task", "write", "contents"), _STORES)
-def test_fingerprint_depends_on_the_stores_examples(
-    tmp_path, task: str, write: Callable[[Path, Any], Path], contents: Any
-):
-    first, other = contents
-    stores = {
-        name: write(tmp_path / f"{name}.sqlite", content)
-        for name, content in (("first", first), ("same", first), ("other", other))
-    }
-    result = {name: _fingerprint(task, tmp_path, store) for name, store in stores.items()}
-    assert result["first"] == result["same"]
-    assert result["first"]["data"] != result["other"]["data"]
-    assert len(result["first"]["data"]) == 16
+@pytest.fixture
+def written_model(tmp_path, monkeypatch) -> None:
+    """Writes a model and its module to the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(_MODEL)
+    Path("parts.py").write_text(_PARTS)
+    Path("words.txt").write_text("so 2\n")
+
+
+_TEXT_OPTIONS: dict[str, Any] = {
+    "network": LstmNetwork(2, 2),
+    "sequence_length": 3,
+    "vocabulary": "words.txt",
+}
+
+
+@pytest.mark.usefixtures("written_model")
+@pytest.mark.parametrize(
+    ("task", "options", "write", "contents"),
+    [
+        ("emnist", {}, _images, (0.25, 0.75)),
+        ("emnist", {}, _tff_images, (0.25, 0.75)),
+        ("fashion_mnist", {}, _images, (0.25, 0.75)),
+        ("custom", {"model": "model.py"}, _images, (0.25, 0.75)),
+        ("text_classifier", {}, reviews, ((0, 1, 2), (0, 2, 1))),
+        ("stackoverflow", _TEXT_OPTIONS, _texts, ("a", "b")),
+        ("stackoverflow", _TEXT_OPTIONS, _tff_texts, ("a", "b")),
+        ("next_word", _TEXT_OPTIONS, _texts, ("a", "b")),
+    ],
+)
+def test_fingerprint_depends_on_the_stores_examples(tmp_path, task, options, write, contents):
+    stores = [
+        write(tmp_path / f"{k}.sqlite", content)
+        for k, content in enumerate((contents[0], *contents))
+    ]
+    first, same, other = (_fingerprint(task, options, store) for store in stores)
+    assert first == same
+    assert first["data"] != other["data"]
     # "data" is last, since a resumed run reports the first difference only.
-    assert list(result["first"])[-1] == "data"
-    assert {**result["other"], "data": ""} == {**result["first"], "data": ""}
+    assert list(first)[-1] == "data"
+    assert {**other, "data": ""} == {**first, "data": ""}
 
 
 @pytest.mark.slow
 def test_client_id_changes_the_fingerprint(tmp_path):
     path = _images(tmp_path / "s.sqlite", 0.25)
-    first = _fingerprint("emnist", tmp_path, path)
+    first = _fingerprint("emnist", {}, path)
     with sqlite3.connect(path) as store:
         store.execute("UPDATE examples SET client_id = 'b' WHERE split_name = 'test'")
     store.close()
-    assert _fingerprint("emnist", tmp_path, path)["data"] != first["data"]
+    assert _fingerprint("emnist", {}, path)["data"] != first["data"]
 
 
 @pytest.mark.slow
-def test_fingerprint_covers_imported_modules(tmp_path):
+@pytest.mark.usefixtures("written_model")
+@pytest.mark.parametrize(
+    ("file", "key"), [("model.py", "model"), ("parts.py", "files that the model imports")]
+)
+def test_fingerprint_covers_model_and_imported_modules(tmp_path, file, key):
     path = _images(tmp_path / "s.sqlite", 0.25)
-    first = _fingerprint("custom", tmp_path, path)
-    (tmp_path / "parts.py").write_text(_PARTS.replace("classes", "classes + 1"))
-    (tmp_path / "unused.py").write_text("")
-    second = _fingerprint("custom", tmp_path, path)
-    key = "files that the model imports"
+    first = _fingerprint("custom", {"model": "model.py"}, path)
+    Path(file).write_text(Path(file).read_text() + "# Changed\n")
+    Path("unused.py").write_text("")
+    second = _fingerprint("custom", {"model": "model.py"}, path)
     assert second[key] != first[key]
     assert {**second, key: ""} == {**first, key: ""}
