@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.clients import make_client
+from tests.support.clients import make_client, single
+from tests.support.comparing import assert_identical
 from tff_agnostic.aggregations.aggregation import ClientLimits
 from tff_agnostic.boosting.ensemble import ensemble
 from tff_agnostic.computations.class_sums import ClassCounting, ClassSums, class_counting
-from tff_agnostic.computations.clients import Clients, client_arrays
 from tff_agnostic.computations.domain_losses import domain_sums_and_counts
 from tff_agnostic.models import Metric, binary_accuracy, logistic_regression
 from tff_agnostic.models.metrics import ClassScores
@@ -19,80 +19,66 @@ from tff_agnostic.models.model import Model, ModelWeights
 _DOMAINS = 2
 
 
-def _client(rng, labels, num_features):
-    x = rng.normal(size=[len(labels), num_features])
-    return make_client(x, rng.integers(_DOMAINS, size=len(labels)), labels)
+def _client(rng, num_classes):
+    domains, labels = rng.integers(_DOMAINS, size=30), rng.integers(num_classes, size=30)
+    return make_client(rng.normal(size=[30, 4]), domains, labels)
+
+
+def _weights(rng, num_classes):
+    shapes = ([4, num_classes], [num_classes])
+    return ModelWeights([rng.normal(size=shape).astype(np.float32) for shape in shapes], [])
 
 
 def _counted(model, weights, client):
     counting = class_counting(model, _DOMAINS)
-    clients = Clients.from_arrays(client_arrays(client))
+    clients = single(client)
     _, counts = domain_sums_and_counts(model, _DOMAINS, weights, clients, counting, batch_size=7)
     return tf.nest.map_structure(np.asarray, counting.sums(counts))
 
 
-def _scores(client, weights):
+def _probabilities(client, weights):
     kernel, bias = weights.trainable
-    return client["x"] @ kernel + bias
+    exp = np.exp(client["x"] @ kernel + bias)
+    return exp / exp.sum(axis=1, keepdims=True)
+
+
+def _table(client, columns, num_classes, num_columns):
+    """Returns the examples by domain, class and column."""
+    table = np.zeros([_DOMAINS, num_classes, num_columns], int)
+    np.add.at(table, (client["domain_id"], client["y"], columns), 1)
+    return table
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 25])
 def test_outputs_are_counted_by_domain_and_class(num_classes):
     rng = np.random.default_rng(num_classes)
-    model = logistic_regression(4, num_classes)
-    weights = ModelWeights(
-        [rng.normal(size=w.shape).astype(np.float32) for w in model.initial_weights.trainable], []
-    )
-    client = _client(rng, rng.integers(num_classes, size=30), 4)
-    actual = _counted(model, weights, client)
-    scores = _scores(client, weights)
-    answers = scores.argmax(axis=1)
-    tables = np.zeros([_DOMAINS, num_classes, num_classes], int)
-    np.add.at(tables, (client["domain_id"], client["y"], answers), 1)
+    client, weights = _client(rng, num_classes), _weights(rng, num_classes)
+    actual = _counted(logistic_regression(4, num_classes), weights, client)
+    probabilities = _probabilities(client, weights)
+    table = _table(client, probabilities.argmax(axis=1), num_classes, num_classes)
+    confusion, by_class, scores = table, (), ()
     if num_classes == 25:
-        assert isinstance(actual.confusion, tuple)
-        right = np.diagonal(tables, axis1=1, axis2=2)
-        expected = np.stack([tables.sum(axis=2), tables.sum(axis=1), right], axis=1)
-        np.testing.assert_array_equal(actual.by_class, expected)
-        return
-    np.testing.assert_array_equal(actual.confusion, tables)
-    assert isinstance(actual.by_class, tuple)
-    if num_classes == 3:
-        assert isinstance(actual.scores, tuple)
-        return
-    exp = np.exp(scores)
-    bins = np.floor(50 * exp[:, 1] / exp.sum(axis=1)).astype(int)
-    expected = np.zeros([_DOMAINS, 2, 50], int)
-    np.add.at(expected, (client["domain_id"], client["y"], bins), 1)
-    np.testing.assert_array_equal(actual.scores, expected)
-    # The threshold 1/2 is an edge between bins, so histogram and confusion matrix agree.
-    np.testing.assert_array_equal(actual.scores[..., 25:].sum(axis=2), tables[..., 1])
+        right = np.diagonal(table, axis1=1, axis2=2)
+        by_class = np.stack([table.sum(axis=2), table.sum(axis=1), right], axis=1)
+        confusion = ()
+    if num_classes == 2:
+        scores = _table(client, np.floor(50 * probabilities[:, 1]).astype(int), 2, 50)
+        # The threshold 1/2 is an edge between bins, so histogram and confusion matrix agree.
+        np.testing.assert_array_equal(scores[..., 25:].sum(axis=2), table[..., 1])
+    assert_identical(actual, ClassSums(confusion, by_class, scores))
 
 
-@pytest.mark.parametrize("loss", ["log", "squared"])
-def test_ensemble_scores_equal_mixture_probabilities(loss):
+def test_ensemble_scores_equal_mixture_probabilities():
     rng = np.random.default_rng(0)
-    member = logistic_regression(4, 2)
-    predictors = [
-        ModelWeights(
-            [rng.normal(size=w.shape).astype(np.float32) for w in member.initial_weights[0]], []
-        )
-        for _ in range(2)
-    ]
-    model = ensemble(member, predictors, loss=loss)
-    client = _client(rng, rng.integers(2, size=30), 4)
+    predictors = [_weights(rng, 2) for _ in range(2)]
+    client, model = _client(rng, 2), ensemble(logistic_regression(4, 2), predictors)
     actual = _counted(model, model.initial_weights, client)
-    if loss == "squared":
-        assert isinstance(actual.scores, tuple)
-        return
-    scores = [_scores(client, weights) for weights in predictors]
-    first = np.mean([1 / (1 + np.exp(s[:, 0] - s[:, 1])) for s in scores], axis=0)
-    expected = np.zeros([_DOMAINS, 2, 50], int)
-    np.add.at(expected, (client["domain_id"], client["y"], np.floor(50 * first).astype(int)), 1)
+    mixture = np.mean([_probabilities(client, weights)[:, 1] for weights in predictors], axis=0)
+    expected = _table(client, np.floor(50 * mixture).astype(int), 2, 50)
     np.testing.assert_array_equal(actual.scores, expected)
 
 
-def _with_one_output(from_logits, metrics):
+def _with_one_output(*metrics):
     """Returns a model that outputs its input, as a score or a probability."""
     return Model(
         initial_weights=ModelWeights([], []),
@@ -108,7 +94,7 @@ def _with_one_output(from_logits, metrics):
 
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_one_output_is_the_second_class_score(from_logits):
-    model = _with_one_output(from_logits, (binary_accuracy(from_logits),))
+    model = _with_one_output(binary_accuracy(from_logits))
     probabilities = np.array([0.0, 0.011, 0.5, 0.51, 0.999, 1.0], np.float32)
     x = probabilities
     if from_logits:
@@ -125,10 +111,8 @@ def test_one_output_is_the_second_class_score(from_logits):
 
 
 def test_unknown_or_too_many_classes_are_not_counted():
-    assert (
-        class_counting(_with_one_output(True, (Metric("accuracy", lambda y, p: (y, y)),)), 2)
-        is None
-    )
+    metric = Metric("accuracy", lambda y, p: (y, y))
+    assert class_counting(_with_one_output(metric), 2) is None
     # Each class and domain has 3 numbers; 20 domains exceed the limit.
     assert class_counting(logistic_regression(4, 1000), 20) is None
     assert class_counting(logistic_regression(4, 1000), 10).num_classes == 1000
@@ -156,13 +140,10 @@ def test_user_metric_and_loss_define_classes():
 
 
 def test_bounds_count_each_example_once():
-    model = logistic_regression(4, 2)
-    bounds = ClassCounting(model, 2, 2).bounds(ClientLimits(examples=30))
-    assert isinstance(bounds, ClassSums)
-    assert {(b.limit, b.integer, b.norm) for b in (bounds.confusion, bounds.scores)} == {
-        (30, True, 30.0)
-    }
-    assert bounds.by_class == ()
+    limits = ClientLimits(examples=30)
+    confusion, by_class, scores = ClassCounting(logistic_regression(4, 2), 2, 2).bounds(limits)
+    assert {(b.limit, b.integer, b.norm) for b in (confusion, scores)} == {(30, True, 30.0)}
+    assert by_class == ()
     # The norm is largest if all examples have the same class and prediction.
-    many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(ClientLimits(examples=30))
+    many = ClassCounting(logistic_regression(4, 25), 2, 25).bounds(limits)
     assert many.by_class.norm == pytest.approx(np.linalg.norm([30, 30, 30]))

@@ -25,54 +25,6 @@ def _clients(*sizes: int) -> list[dict[str, np.ndarray]]:
     return [random_client(rng, size, range(3)) for size in sizes]
 
 
-def test_examples_are_concatenated_and_zero_padded():
-    clients = _clients(3, 0, 1, 2)
-    group = vectorised(clients)
-    np.testing.assert_array_equal(group.first_row, [0, 3, 3, 4])
-    np.testing.assert_array_equal(group.num_examples, [3, 0, 1, 2])
-    assert group.capacity == 3
-    for values in (group.first_row, group.num_examples, group.capacity):
-        assert values.dtype == np.int32
-    for name in ("x", "y", "domain_id"):
-        column = group.examples[name]
-        assert column.dtype == clients[0][name].dtype
-        assert len(column) == 7
-        assert np.all(column[-1] == 0)
-        for k, client in enumerate(clients):
-            first = group.first_row[k]
-            np.testing.assert_array_equal(column[first : first + len(client["y"])], client[name])
-
-
-def test_columns_can_be_mappings_of_arrays():
-    clients = [
-        {"x": {"a": np.full([n, 2], n), "b": np.arange(n)}, "domain_id": np.zeros([n], np.int32)}
-        for n in (1, 3)
-    ]
-    x = vectorised(clients).examples["x"]
-    np.testing.assert_array_equal(x["a"], [[1, 1], [3, 3], [3, 3], [3, 3], [0, 0]])
-    np.testing.assert_array_equal(x["b"], [0, 0, 1, 2, 0])
-
-
-def test_take_returns_examples_by_position():
-    clients = _clients(3, 1)
-    group, positions = vectorised(clients), tf.constant([0, 2])
-    np.testing.assert_array_equal(group.has(positions), [[True, True], [True, False]])
-    taken = group.take(positions)
-    for name in ("x", "y", "domain_id"):
-        expected = [clients[0][name][[0, 2]], clients[1][name][[0, 0]]]
-        np.testing.assert_array_equal(taken[name], expected)
-    np.testing.assert_array_equal(
-        group.take(tf.constant([[2, 1], [0, 0]]))["x"],
-        [clients[0]["x"][[2, 1]], clients[1]["x"][[0, 0]]],
-    )
-    # A single client's arrays have no axis of clients.
-    alone = single(clients[0])
-    assert alone.examples is clients[0] and alone.num_examples.shape == []
-    assert (int(alone.first_row), int(alone.num_examples), int(alone.capacity)) == (0, 3, 3)
-    np.testing.assert_array_equal(alone.has(tf.constant([2, 3])), [True, False])
-    np.testing.assert_array_equal(alone.take(tf.constant([2, 3]))["x"], clients[0]["x"][[2, 2]])
-
-
 @pytest.mark.parametrize("limit", [2, 9])
 def test_limited_group_has_each_clients_first_examples(limit):
     clients = _clients(3, 1, 0, 2)
@@ -114,16 +66,12 @@ def test_vectorised_domain_sums_match_single_clients(sizes, batch_size):
         assert_all_close(actual, np.stack(expected))
 
 
-def test_end_rows_are_each_clients_first_and_last():
-    """Columns are gathered at these rows, which must exist even if all clients are empty."""
-    group = vectorised(_clients(3, 1, 0, 2))
-    np.testing.assert_array_equal(group.end_rows(), [[0, 2], [3, 3], [4, 4], [4, 5]])
-    for sizes in ((2, 0), (0, 0)):
-        group = vectorised(_clients(*sizes))
-        rows = np.asarray(group.end_rows())
-        assert rows.shape == (len(sizes), 2)
-        assert rows.min() >= 0 and rows.max() < len(group.examples["y"])
-    assert single(_clients(0)[0]).end_rows().shape == [0, 2]
+@pytest.mark.parametrize("sizes", [(2, 0), (0, 0), (3, 1, 2)])
+def test_clients_have_equal_seeds_alone_and_together(sizes):
+    """Seeds depend on clients' first and last rows, which an empty client lacks."""
+    clients, round_seed = _clients(*sizes), tf.constant([1, 2])
+    together = client_seeds(round_seed, vectorised(clients))
+    np.testing.assert_array_equal(together, [client_seeds(round_seed, single(c)) for c in clients])
 
 
 @pytest.mark.slow

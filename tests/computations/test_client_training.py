@@ -1,42 +1,36 @@
 """A client's training: updates, losses, counts, shuffling, and limits of secure sums."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.references.softmax import SOFTMAX
-from tests.support import golden
 from tests.support.algorithms import build
-from tests.support.clients import make_client, random_client, single
-from tests.support.comparing import assert_all_close, assert_identical
+from tests.support.clients import cohort, make_client, random_client, single
+from tests.support.comparing import assert_identical
 from tests.support.models import linear_model, random_weights
 from tests.support.options import make_options
 from tests.support.rounds import run_rounds
 from tff_agnostic.algorithms.agnostic_fed_avg import client_work
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.computations import Broadcast, SecureSum, SecureSumOptions
 from tff_agnostic.computations.client_output import TrainingOutput
 from tff_agnostic.computations.domain_losses import Holdout, domain_sums
 from tff_agnostic.computations.local_training import ClientTraining, local_sgd, minus_rows
-from tff_agnostic.models import Metric, Model, logistic_regression
+from tff_agnostic.models import Metric, logistic_regression
 from tff_agnostic.models.model import ModelWeights
 
 _SEED = np.array([1, 2], np.int32)
 
 
-def _client() -> dict[str, np.ndarray]:
-    return random_client(np.random.default_rng(0), 23, [0, 1, 3])
-
-
-def _output(model, alpha, weights, client, seed=_SEED, **options) -> TrainingOutput:
-    """Returns a client's output in a round of AgnosticFedAvg."""
+def _output(model, client, seed=_SEED, **options) -> TrainingOutput:
+    """Returns a client's output in a round of AgnosticFedAvg with one domain."""
     return client_work(
-        Broadcast(weights, np.array(alpha, np.float32)),
+        Broadcast(model.initial_weights, np.array([1.0], np.float32)),
         single(client).seeded(seed),
         model=model,
-        num_domains=len(alpha),
+        num_domains=1,
         training=ClientTraining(**options),
         holdout=Holdout(),
     )
@@ -53,35 +47,21 @@ _INFINITE = Metric("infinite", lambda y, p: (tf.divide(p, 0.0), tf.ones_like(p))
 )
 def test_client_with_non_finite_values_sends_zeros(metrics, x, learning_rate):
     model = dataclasses.replace(linear_model(), metrics=metrics)
-    client = make_client(x, [0, 0])
-    weights = model.initial_weights
-    output = _output(model, [1.0], weights, client, learning_rate=learning_rate, epochs=2)
+    output = _output(model, make_client(x, [0, 0]), learning_rate=learning_rate, epochs=2)
     assert output.clients.non_finite == 1
     for value in tf.nest.flatten(output._replace(clients=())):
         np.testing.assert_array_equal(value, np.zeros_like(value))
 
 
-def _noise_model() -> Model:
-    """Returns a model whose gradient is the random number in its prediction."""
+def _noise(x, *, seed=_SEED, epochs=1) -> float:
+    """Returns a client's weighted delta, where each gradient is the prediction's random number."""
 
     def predict(weights, x, training, seed):
         return weights.trainable[0] * tf.random.stateless_uniform([tf.size(x)], seed)
 
-    return dataclasses.replace(linear_model(), predict=predict)
-
-
-def _noise(x, *, seed=_SEED, epochs=1) -> float:
-    """Returns a client's weighted delta with the model of `_noise_model`."""
-    output = _output(
-        _noise_model(),
-        [1.0],
-        ModelWeights([np.array([0.0], np.float32)], []),
-        make_client(x, np.zeros(len(x))),
-        seed,
-        learning_rate=1.0,
-        epochs=epochs,
-        batch_size=1,
-    )
+    model = dataclasses.replace(linear_model(initial=0.0), predict=predict)
+    how = {"learning_rate": 1.0, "epochs": epochs, "batch_size": 1}
+    output = _output(model, make_client(x, [0] * len(x)), seed, **how)
     return float(output.weighted_delta[0][0])
 
 
@@ -97,61 +77,44 @@ def test_noise_differs_by_step_client_and_round():
 # --- Tests of clients with more examples than the limit of secure sums
 
 
-_OPTIONS = make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, limit_weight=200.0)
-
-
-def _limited_client(size: int, seed: int) -> dict[str, np.ndarray]:
-    return random_client(np.random.default_rng(seed), size, range(3))
-
-
-def _first(client: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
-    return {name: column[:number] for name, column in client.items()}
-
-
+_SECURE = SecureSum(
+    make_options(SecureSumOptions, limit_examples=20, limit_update=20.0, limit_weight=200.0)
+)
+_LARGE, *_OTHERS = cohort(sizes=(200, 9, 20))
 # This client has the largest loss, so that it trains in every algorithm.
-_LARGE = {**_limited_client(200, seed=0), "x": 3 * _limited_client(200, seed=0)["x"]}
-_OTHERS = [_limited_client(9, seed=1), _limited_client(20, seed=2)]
-
-
-def _matrix(state: Any) -> np.ndarray:
-    return state.algorithm.weights.trainable[0]
-
-
-def _clipped(report: Any) -> list[Any]:
-    """Returns the counts of clipped values in each step."""
-    parts = report["aggregator"]
-    return [parts["clipped"]] if "clipped" in parts else [p["clipped"] for p in parts.values()]
+_LARGE["x"] *= 3
+_FIRST = {name: column[:20] for name, column in _LARGE.items()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runtime", "name"),
-    [("streaming_runtime", "above_mean"), ("cohort_runtime", "agnostic_fed_avg")],
-)
-def test_client_beyond_limit_uses_its_first_examples(request, runtime, name):
-    training = request.getfixturevalue(runtime).training(build(name), SecureSum(_OPTIONS))
-    state, _ = run_rounds(training, [[_limited_client(12, seed=3), _limited_client(7, seed=4)]])
+def test_client_beyond_limit_uses_its_first_examples(streaming_runtime):
+    training = streaming_runtime.training(build("above_mean"), _SECURE)
+    state, _ = run_rounds(training, [cohort(1, sizes=(12, 7))])
     actual, report = training.next(state, [_LARGE, *_OTHERS])
-    expected, limited_report = training.next(state, [_first(_LARGE, 20), *_OTHERS])
+    expected, limited_report = training.next(state, [_FIRST, *_OTHERS])
     assert_identical(actual, expected)
-    assert [counts.pop("examples") for counts in _clipped(report)] == [180] * len(_clipped(report))
-    assert not any(counts.pop("examples") for counts in _clipped(limited_report))
+    for step in ("survey", "training"):
+        clipped, limited = (r["aggregator"][step]["clipped"] for r in (report, limited_report))
+        assert (clipped.pop("examples"), limited.pop("examples")) == (180, 0)
+        assert sum(clipped.values()) == 0
     assert_identical(report, limited_report)
-    assert sum(sum(counts.values()) for counts in _clipped(report)) == 0
     # The large client's update changes the model.
     without, _ = training.next(state, _OTHERS)
-    assert not np.allclose(_matrix(actual), _matrix(without))
+    kernel, other = (s.algorithm.weights.trainable[0] for s in (actual, without))
+    assert not np.allclose(kernel, other)
+    with pytest.raises(UserError, match="expected at least 2 clients in a sum, found 1"):
+        training.next(state, [_LARGE])
 
 
 @pytest.mark.slow
 def test_evaluation_uses_each_clients_first_examples(streaming_runtime):
     model = logistic_regression(4, 3)
-    evaluate = streaming_runtime.evaluation(model, 3, SecureSum(_OPTIONS))
-    actual = evaluate(model.initial_weights, [[_LARGE, *_OTHERS]])
-    expected = evaluate(model.initial_weights, [[_first(_LARGE, 20), *_OTHERS]])
+    evaluate = streaming_runtime.evaluation(model, 3, _SECURE)
+    actual, expected = (
+        evaluate(model.initial_weights, [[first, *_OTHERS]]) for first in (_LARGE, _FIRST)
+    )
     assert_identical(actual.output, expected.output)
-    assert actual.clipped["examples"] == 180
-    assert expected.clipped["examples"] == 0
+    assert (actual.clipped["examples"], expected.clipped["examples"]) == (180, 0)
 
 
 # --- Tests of local SGD on one client
@@ -191,7 +154,7 @@ def _trained(client, *, seed=_TRAINING_SEED, weights=random_weights(), **options
 
 @pytest.mark.slow
 def test_shuffling_depends_on_seed_and_epoch():
-    client = _client()
+    client = random_client(np.random.default_rng(0), 23, [0, 1, 3])
     first = _trained(client)
     assert_identical(_trained(client), first)
     other = _trained(client, seed=tf.constant(13, tf.int64))
@@ -200,11 +163,6 @@ def test_shuffling_depends_on_seed_and_epoch():
     # The second epoch's order differs from the first epoch's.
     once_more = _trained(client, weights=ModelWeights(first, []))
     assert not np.array_equal(_trained(client, epochs=2)[0], once_more[0])
-
-
-@golden.values
-def test_rejects_invalid_options(case):
-    return golden.refusal(ClientTraining, **case)
 
 
 @pytest.mark.parametrize("rate", [1e-1, 1e-6])
@@ -217,25 +175,6 @@ def test_rows_with_repeated_ids_change_by_summed_gradients(rate):
     np.subtract.at(expected, words, gradients)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=6e-8 + 1e-6 * rate)
     assert_identical(actual[1], np.ones([3], np.float32))
-
-
-# --- Losses, counts and metrics are summed by domain
-
-
-def test_sums_by_domain_cover_losses_counts_and_metrics():
-    model, weights, client = logistic_regression(4, 3), random_weights(), _client()
-    sums = domain_sums(model, 4, weights, single(client), batch_size=7)
-    assert_all_close(sums, domain_sums(model, 4, weights, single(client), batch_size=1000))
-    kernel, bias = weights.trainable
-    losses = SOFTMAX.losses(weights.trainable, client["x"], client["y"])
-    correct = (client["x"] @ kernel + bias).argmax(axis=1) == client["y"]
-    for i in range(4):
-        in_domain = client["domain_id"] == i
-        np.testing.assert_allclose(sums.losses[i], losses[in_domain].sum(), rtol=1e-5)
-        assert sums.counts[i] == in_domain.sum()
-        accuracy = sums.metric_sums["accuracy"]
-        assert accuracy.numerator[i] == correct[in_domain].sum()
-        assert accuracy.denominator[i] == in_domain.sum()
 
 
 @pytest.mark.slow
