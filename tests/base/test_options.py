@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Literal, Optional, Union
 
 import pytest
 
@@ -97,6 +97,7 @@ def test_options_keep_valid_values(field, value):
         ("dining_seats", 0, "at least 1"),
         ("wagon", None, "_Wagon"),
         ("engine", _Wagon(), "_Steam or _Electric"),
+        ("engine", _Steam, "_Steam or _Electric"),
         ("crew", 3, "a tuple of whole numbers or a string"),
     ],
 )
@@ -154,16 +155,6 @@ def test_registry_may_be_defined_after_its_options():
         Line("wood")
 
 
-def test_options_are_equal_and_hashed_by_value():
-    one, same = _Train(engine=_Steam(2.0)), _Train(engine=_Steam(2.0))
-    assert one == same
-    assert hash(one) == hash(same)
-    assert one != _Train(engine=_Steam(3.0))
-    assert _Electric() != _Wagon()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.wagons = 2  # type: ignore[misc]
-
-
 def test_replaced_options_are_checked():
     with pytest.raises(OptionError, match=r"^speed: "):
         dataclasses.replace(_Train(), speed=0.0)
@@ -192,9 +183,3 @@ def test_subclass_checks_several_fields():
         _Express()
     with pytest.raises(OptionError, match=r"^speed: expected at least 1 and below 300, found 0"):
         _Express(is_express=True, speed=0.0)
-
-
-@pytest.mark.parametrize("value", ["steam", {}, _Steam])
-def test_union_field_rejects_other_values(value: Any):
-    with pytest.raises(OptionError, match=r"^engine: expected _Steam or _Electric"):
-        _Train(engine=value)

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.deployment.kinds import make_request
 from tests.support.commands import ROOT, tree
-from tests.support.marks import usually
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.deployment.client_graph import ExampleFormat
-from tff_agnostic.deployment.export import export
 
 _COLUMNS = OrderedDict(
     x=OrderedDict(
@@ -88,44 +85,28 @@ def test_example_format_rejects_unsupported_columns(spec, message):
 # --- Equal export requests give equal bytes
 
 
+# The order of the exports differs from the tests' order.
 _IN_ANOTHER_PROCESS = """
 import sys
+from pathlib import Path
 from tests.deployment.kinds import make_request
 from tff_agnostic.deployment.export import export
 from tff_agnostic.runtimes.tff import TffRuntime
-
 with TffRuntime() as runtime:
-    for kind, profile in (name.split("-") for name in sys.argv[2:]):
-        folder = Path(sys.argv[1]) / f"{kind}-{profile}"
-        export(folder, make_request(profile, kind=kind), runtime)
+    for profile in ("secure", "daf"):
+        export(Path(sys.argv[1]) / profile, make_request(profile), runtime)
 """
 
-# The other process writes these exports, in an order that differs from the tests' order.
-_EXPORTS = ("logistic-secure", "logistic-daf")
 
-
-@pytest.fixture(scope="module")
-def from_another_process(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("other")
+@pytest.mark.slow
+def test_another_process_writes_equal_bytes(exported, tmp_path):
     subprocess.run(
-        [sys.executable, "-c", _IN_ANOTHER_PROCESS, str(folder), *_EXPORTS],
+        [sys.executable, "-c", _IN_ANOTHER_PROCESS, str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
     )
-    return folder
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", usually(["logistic-daf"], _EXPORTS))
-def test_another_process_writes_equal_bytes(exported, from_another_process, name):
-    kind, profile = name.split("-")
-    assert tree(exported(profile, kind=kind)) == tree(from_another_process / name)
-
-
-@pytest.mark.slow
-def test_second_export_writes_equal_bytes(exported, tff_runtime, tmp_path):
-    export(tmp_path / "again", make_request("daf"), tff_runtime)
-    assert tree(tmp_path / "again") == tree(exported("daf"))
+    for profile in ("secure", "daf"):
+        assert tree(exported(profile)) == tree(tmp_path / profile)

@@ -1,7 +1,7 @@
 """Plans of private runs add the runtime's noise, and have secret keys in one file only."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +12,12 @@ from plan_runner.rounds import conformance_clients, run_rounds, verify
 from plan_runner.tflite import relative_difference
 from tests.deployment.kinds import make_request
 from tests.support.marks import usually
-from tests.support.options import make_options
-from tests.support.sums import private_sum
+from tests.support.sums import private_sum, secure_sum
 from tff_agnostic.aggregations.aggregation import PlainSum
-from tff_agnostic.aggregations.secure_sum import SecureSum, SecureSumOptions
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.later import tff
 from tff_agnostic.deployment import export as deployment_export
-from tff_agnostic.deployment.export import export
+from tff_agnostic.deployment.export import ExportRequest, export
 from tff_agnostic.deployment.graphs import write_checkpoint
 from tff_agnostic.deployment.privacy import CONFORMANCE_KEY, FleetNoise, with_key
 from tff_agnostic.deployment.rounds import synthetic_clients
@@ -35,31 +33,15 @@ _KEY_TENSOR = "server/aggregations/0/noise_key"
 _SETTINGS: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": 0.8}
 
 
-class _Kind(NamedTuple):
-    """The profile and aggregation of a private plan."""
-
-    profile: str
-    aggregation: Any
-
-
+# Profiles and aggregations of private plans.
 _KINDS = {
-    "tree-daf": _Kind(
+    "tree-daf": (
         "daf",
         private_sum("tree", PlainSum(), joint_clipping=True, noise_key=_RUNS_KEY, **_SETTINGS),
     ),
-    "central-secure": _Kind(
+    "central-secure": (
         "secure",
-        private_sum(
-            "central",
-            SecureSum(
-                make_options(
-                    SecureSumOptions, limit_examples=20, limit_loss=5.0, secure_min_clients=1
-                )
-            ),
-            clipping="adaptive",
-            noise_key=_RUNS_KEY,
-            **_SETTINGS,
-        ),
+        private_sum("central", secure_sum(), clipping="adaptive", noise_key=_RUNS_KEY, **_SETTINGS),
     ),
 }
 
@@ -68,51 +50,35 @@ def _guarantee(state: Any) -> dict[str, Any]:
     return {"delta": 1e-3, "epsilon": 1.0, "rounds": int(state.round_num), "sampling": "as it is"}
 
 
-def _request(kind: _Kind) -> Any:
-    return make_request(
-        kind.profile, aggregation=kind.aggregation, noise=FleetNoise(_FLEETS_KEY, _guarantee)
-    )
-
-
 @pytest.fixture(scope="module", params=usually(["tree-daf"], _KINDS))
-def kind(request) -> _Kind:
-    return _KINDS[request.param]
-
-
-class _Exported(NamedTuple):
-    """An export.
-
-    Attributes:
-        folder: Folder of the export.
-        readable: For each state file, keyed by its noise key: whether other users could read it.
-    """
-
-    folder: Path
-    readable: dict[tuple[int, ...], bool]
+def request_(request) -> ExportRequest:
+    profile, aggregation = _KINDS[request.param]
+    return make_request(profile, aggregation=aggregation, noise=FleetNoise(_FLEETS_KEY, _guarantee))
 
 
 @pytest.fixture(scope="module")
-def exported(kind, tff_runtime, tmp_path_factory) -> _Exported:
-    result = _Exported(tmp_path_factory.mktemp("private") / "export", {})
+def exported(request_, tff_runtime, tmp_path_factory) -> tuple[Path, dict[tuple[int, ...], bool]]:
+    """The export, and whether others could read a state while it was written, by its noise key."""
+    folder, readable = tmp_path_factory.mktemp("private") / "export", {}
 
     def watched(path: Path, tensors: Any) -> None:
         write_checkpoint(path, tensors)
         modes = [place.stat().st_mode & 0o077 for place in (path, path.parent)]
-        result.readable[tuple(tensors[_KEY_TENSOR])] = all(modes)
+        readable[tuple(tensors[_KEY_TENSOR])] = all(modes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deployment_export, "write_checkpoint", watched)
-        export(result.folder, _request(kind), tff_runtime)
-    return result
+        export(folder, request_, tff_runtime)
+    return folder, readable
 
 
 @pytest.fixture(scope="module")
 def folder(exported) -> Path:
-    return exported.folder
+    return exported[0]
 
 
 def test_other_users_cannot_read_the_secret_key(exported):
-    assert exported.readable == {_FLEETS_KEY: False, CONFORMANCE_KEY: True}
+    assert exported[1] == {_FLEETS_KEY: False, CONFORMANCE_KEY: True}
 
 
 def test_conformance_rounds_use_the_public_key(folder):
@@ -126,14 +92,14 @@ def test_conformance_rounds_use_the_public_key(folder):
         assert tensors["server/aggregations/0/releases"] == n
 
 
-def test_private_rounds_equal_the_runtimes(folder, kind, streaming_runtime):
+def test_private_rounds_equal_the_runtimes(folder, request_, streaming_runtime):
     """This includes a round without clients."""
-    deployment, request = open_export(folder), _request(kind)
-    training = streaming_runtime.training(request.algorithm, request.aggregation)
+    deployment = open_export(folder)
+    training = streaming_runtime.training(request_.algorithm, request_.aggregation)
     state = with_key(training.initialize(), _FLEETS_KEY)
     clients = conformance_clients(deployment)
-    columns = request.algorithm.client_data_spec
-    cohort = list(synthetic_clients(columns, request.column_ranges, request.num_domains).values())
+    columns = request_.algorithm.client_data_spec
+    cohort = list(synthetic_clients(columns, request_.column_ranges, request_.num_domains).values())
     weights, moved = "server/algorithm/weights/trainable/0", []
     for result in run_rounds(deployment, [clients, clients, []]):
         state, _ = training.next(state, cohort if result.clients else [])
@@ -166,16 +132,13 @@ def test_only_the_state_contains_the_secret_key(folder):
                 assert number.to_bytes(8, byte_order) not in content, path
 
 
-def test_devices_get_clip_norms_without_key(folder):
+def test_private_manifest_has_guarantee_and_duties(folder, request_):
     manifest = read_json(folder / "manifest.json")
+    # Devices receive the clip norms, but no key.
     sent = [name for name in manifest["tensors"]["client_input"] if "aggregation" in name]
     assert sent == ["client/aggregation"]
-
-
-def test_private_manifest_has_guarantee_and_duties(folder, kind):
-    manifest = read_json(folder / "manifest.json")
     facts = manifest["privacy"]["differential_privacy"]
-    assert facts["mechanism"] == kind.aggregation.name
+    assert facts["mechanism"] == request_.aggregation.name
     assert facts["secret_files"] == ["server_state.ckpt"]
     assert facts["noise_multiplier"] == pytest.approx(0.8)
     multipliers = [group["noise_multiplier"] for group in facts["groups"]]
@@ -185,9 +148,9 @@ def test_private_manifest_has_guarantee_and_duties(folder, kind):
         assert group["deviation"] == pytest.approx(deviation)
     assert any("server/aggregations/0/noise_key" in text for text in facts["server_must"])
     assert facts["clipped"] == (
-        "as one vector" if kind.profile == "daf" else "each group by itself"
+        "as one vector" if request_.profile == "daf" else "each group by itself"
     )
     assert facts["noise_generator"].startswith("ChaCha20")
     assert "steps of a grid" in facts["noise"]
-    if kind.profile == "secure":
+    if request_.profile == "secure":
         assert {s["tensor"].split("/")[1] for s in manifest["privacy"]["secure_sums"]} >= {"values"}

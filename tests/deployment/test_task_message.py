@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from tests.support import golden
+from tff_agnostic.base.errors import UserError
 from tff_agnostic.deployment.backends import ServerTaskSettings, task_message
 from tff_agnostic.deployment.rounds import EVALUATION, KINDS, TRAINING
 
@@ -98,6 +98,6 @@ def test_evaluation_message_refers_to_the_training(request_type):
     assert not info.HasField("training_info")
 
 
-@golden.values
-def test_invalid_server_task_settings_raise(case):
-    return golden.refusal(ServerTaskSettings, **case)
+def test_invalid_population_raises():
+    with pytest.raises(UserError, match=r"^population: expected a name of letters"):
+        ServerTaskSettings("")

@@ -1,30 +1,35 @@
-"""Tests of lanes (threads with a device each), of cohorts' shards, and of numbers of traces."""
+"""Devices, lanes (threads with a device each), cohorts' shards, and numbers of traces."""
 
 import contextlib
+import dataclasses
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support import golden
 from tests.support.algorithms import build
-from tests.support.clients import random_client
+from tests.support.clients import cohort
 from tests.support.comparing import assert_identical
-from tests.support.models import linear_model
+from tests.support.marks import usually
 from tests.support.options import options_in_mode
 from tff_agnostic.base.later import tf
 from tff_agnostic.computations import PlainSum
 from tff_agnostic.computations.round import Round, traced_specs
-from tff_agnostic.models import Model
+from tff_agnostic.models import Model, logistic_regression
 from tff_agnostic.runtimes.client_work import ClientWork, CompiledClientWork
 from tff_agnostic.runtimes.cohort import CohortRuntime
 from tff_agnostic.runtimes.devices import (
+    DEVICES,
     MAX_STREAMED_SHARDS,
     DeviceThreads,
     default_num_lanes,
+    one_thread_per_operation,
     streamed_shards,
     sum_in_order,
     vectorised_shards,
@@ -40,10 +45,6 @@ def lanes(request):
     lanes = DeviceThreads([_CPU], request.param)
     yield lanes
     lanes.close()
-
-
-def _lane_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("lane")]
 
 
 def test_results_have_the_items_order(lanes):
@@ -151,12 +152,10 @@ def test_lanes_share_devices_evenly(monkeypatch):
 
 
 def test_closing_lanes_ends_their_threads():
-    before = len(_lane_threads())
     lanes = DeviceThreads([_CPU], 3)
-    list(lanes.map_in_order(lambda k: k, range(10)))
-    assert len(_lane_threads()) > before
+    used = set(lanes.map_in_order(lambda _: threading.current_thread(), range(10)))
     lanes.close()
-    assert len(_lane_threads()) == before
+    assert not any(thread.is_alive() for thread in used)
     with pytest.raises(RuntimeError):
         list(lanes.map_in_order(lambda k: k, [1]))
 
@@ -167,6 +166,46 @@ def test_default_lanes_follow_devices(monkeypatch):
     assert default_num_lanes([f"/device:CPU:{k}" for k in range(5)]) == 5
     assert default_num_lanes(["/device:GPU:0"]) == 2
     assert default_num_lanes(["/device:GPU:0", "/device:GPU:1"]) == 4
+
+
+def _pretend(monkeypatch, *names: str) -> None:
+    devices = [SimpleNamespace(name=name, device_type=name.split(":")[1]) for name in names]
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: [d for d in devices if kind in (None, d.device_type)],
+    )
+
+
+def test_auto_selects_all_gpus_or_the_cpu(monkeypatch):
+    cpu, gpus = "/device:CPU:0", [f"/device:GPU:{k}" for k in range(2)]
+    _pretend(monkeypatch, cpu)
+    assert DEVICES["auto"]() == [cpu]
+    _pretend(monkeypatch, cpu, *gpus)
+    assert DEVICES["auto"]() == DEVICES["gpu"]() == gpus
+    assert DEVICES["cpu"]() == [cpu]
+    # Auto never selects a TPU, which needs XLA.
+    _pretend(monkeypatch, cpu, "/device:TPU:0")
+    assert DEVICES["auto"]() == [cpu]
+    assert DEVICES["tpu"]() == ["/device:TPU:0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [("gpu", 'a driver and "pip install tensorflow[and-cuda]=='), ("tpu", "only on its host")],
+)
+def test_absent_device_names_available_ones(monkeypatch, kind, hint):
+    _pretend(monkeypatch, "/device:CPU:0", "/device:CPU:1")
+    message = golden.refusal(DEVICES[kind])
+    assert message.startswith(f"device: expected a {kind.upper()} that TensorFlow sees, found only")
+    assert hint in message
+
+
+def test_late_thread_setting_is_ignored():
+    tf.zeros([1])
+    before = tf.config.threading.get_intra_op_parallelism_threads()
+    one_thread_per_operation()
+    assert tf.config.threading.get_intra_op_parallelism_threads() == before
 
 
 def test_values_are_summed_from_left_to_right():
@@ -248,22 +287,15 @@ def test_shards_contain_python_integers():
 # --- The cohort runtime traces equal work once
 
 
-def _counting_model() -> tuple[Model, list[int]]:
+def _counting_model(num_classes: int = 3) -> tuple[Model, list[int]]:
     """Returns a model, and a list that grows with each trace of its predictions."""
-    model, traces = linear_model(), []
+    model, traces = logistic_regression(4, num_classes), []
 
-    def predict(weights: Any, x: Any, training: bool, seed: Any) -> Any:
+    def predict(*arguments: Any) -> Any:
         traces.append(1)
-        return model.predict(weights, x, training, seed)
+        return model.predict(*arguments)
 
-    counting = Model(model.initial_weights, model.example_spec, predict, model.loss)
-    return counting, traces
-
-
-def _scalar_cohort(*sizes: int) -> list[dict[str, np.ndarray]]:
-    rng = np.random.default_rng(sum(sizes))
-    columns = [random_client(rng, n, range(3), num_features=1) for n in sizes]
-    return [{**c, "x": c["x"][:, 0]} for c in columns]
+    return dataclasses.replace(model, predict=predict), traces
 
 
 @pytest.mark.nightly
@@ -275,9 +307,9 @@ def test_rounds_and_evaluations_are_traced_once(mode):
         evaluate = runtime.evaluation(model, 3, PlainSum())
 
         def run(state: Any, *sizes: int) -> Any:
-            cohort = _scalar_cohort(*sizes)
-            evaluate(state.algorithm.weights, [cohort])
-            return training.next(state, cohort)[0]
+            clients = cohort(sizes=sizes)
+            evaluate(state.algorithm.weights, [clients])
+            return training.next(state, clients)[0]
 
         state = run(training.initialize(), 5)
         first = len(traces)
@@ -285,6 +317,20 @@ def test_rounds_and_evaluations_are_traced_once(mode):
         for sizes in ((5,), (7, 1), (0,), (), (100, 3, 3, 20, 1), tuple(range(40))):
             state = run(state, *sizes)
         assert len(traces) == first
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("num_classes", "is_kept"), [(3, True), (300_000, False)])
+def test_small_models_are_traced_once_per_process(num_classes, is_kept):
+    model, traces = _counting_model(num_classes)
+    counts = []
+    for _ in range(2):
+        with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
+            training = runtime.training(build("agnostic_fed_avg", model), PlainSum())
+            training.next(training.initialize(), cohort(sizes=(5,)))
+        counts.append(len(traces))
+    assert counts[0] > 0
+    assert (counts[1] == counts[0]) == is_kept
 
 
 @pytest.mark.slow
@@ -295,7 +341,10 @@ def test_algorithms_with_different_lambda_rates_share_a_trace():
         for rate in (0.1, 0.4):
             algorithm = build("agnostic_fed_avg", model, lambda_learning_rate=rate)
             training = runtime.training(algorithm, PlainSum())
-            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
+            state = training.initialize()
+            # The losses of the initial model are equal in all domains.
+            for _ in range(2):
+                state, _ = training.next(state, cohort(sizes=(9, 7)))
             lambdas.append(state.algorithm.memory.lambda_)
             counts.append(len(traces))
     assert counts[0] == counts[1] > 0
@@ -303,8 +352,11 @@ def test_algorithms_with_different_lambda_rates_share_a_trace():
 
 
 # Each algorithm has a different kind of client work.
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    usually(["agnostic_fed_avg"], ["agnostic_fed_avg", "fed_avg_sub", "q_ffl", "stochastic_afl"]),
+)
 def test_trials_share_a_trace(name):
     model, traces = _counting_model()
     with CohortRuntime(CohortOptions(client_mode="streamed")) as runtime:
@@ -313,7 +365,7 @@ def test_trials_share_a_trace(name):
             before = len(traces)
             algorithm = build(name, model, client_shuffle=False, cohort_share=1.0, **settings)
             training = runtime.training(algorithm, PlainSum())
-            state, _ = training.next(training.initialize(), _scalar_cohort(9, 7))
+            state, _ = training.next(training.initialize(), cohort(sizes=(9, 7)))
             return state.algorithm.weights, len(traces) - before
 
         first, num_first = weights_and_traces()

@@ -195,6 +195,10 @@ def test_shard_that_kills_every_worker_raises_error(local_ray):
 
     def submit(actor: Any, index: int) -> Any:
         ray.kill(actor)
+        # The actor may still answer before it dies.
+        with pytest.raises(ray.exceptions.RayActorError):
+            while True:
+                ray.get(actor.versions.remote())
         return actor.versions.remote()
 
     try:

@@ -13,22 +13,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.commands import ROOT
 from tests.support.comparing import assert_identical
 
-_ROOT = Path(__file__).absolute().parents[2]
 _FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```", re.DOTALL | re.MULTILINE)
 _ROUNDS = 6
 
 
 def _start(folder: Path) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "tff_program.py", "run", str(_ROUNDS)]
     return subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
 
 
-def _rounds(path: Path) -> list[int]:
+def _rows(path: Path) -> dict[int, dict[str, str]]:
+    """Returns a file's rows by round."""
     with open(path, newline="") as file:
-        return [int(row["round"]) for row in csv.DictReader(file)]
+        return {int(row["round"]): row for row in csv.DictReader(file)}
 
 
 def _is_between_evaluations(run: Path) -> bool:
@@ -48,37 +49,34 @@ def _versions(folder: Path) -> dict[int, Path]:
     return {int(result[1]): p for p in paths if (result := re.search(r"_(\d+)$", p.name))}
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
-    """Folders of a killed and restarted program, and of an uninterrupted program."""
-    page = (_ROOT / "docs" / "how_to" / "run_a_tff_program.md").read_text()
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("killed", "whole")}
-    for folder in folders.values():
+@pytest.mark.nightly
+def test_killed_program_resumes_to_uninterrupted_results(tmp_path):
+    page = (ROOT / "docs" / "how_to" / "run_a_tff_program.md").read_text()
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder in (killed, whole):
+        folder.mkdir()
         for block, name in _FILE.findall(page):
             (folder / name).write_text(block)
-    first = _start(folders["killed"])
+    first = _start(killed)
     while first.poll() is None:
         time.sleep(0.02)
         first.send_signal(signal.SIGSTOP)
-        if _is_between_evaluations(folders["killed"] / "run"):
+        if _is_between_evaluations(killed / "run"):
             break
         first.send_signal(signal.SIGCONT)
     first.send_signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL, "the program exited before it could be killed"
-    assert _start(folders["killed"]).wait() == 0
-    assert _start(folders["whole"]).wait() == 0
-    return folders
-
-
-@pytest.mark.nightly
-def test_killed_program_resumes_to_uninterrupted_results(folders):
+    assert _start(killed).wait() == 0
+    assert _start(whole).wait() == 0
     for name, file in (("train.csv", range(1, _ROUNDS + 1)), ("evaluation.csv", (2, 4, 6))):
-        result, expected = (_rounds(folders[k] / "run" / name) for k in ("killed", "whole"))
+        result, expected = (_rows(folder / "run" / name) for folder in (killed, whole))
         assert sorted(expected) == list(file)
         # TFF writes a round's row before its state, so a kill between them can lose a row.
         assert set(result) <= set(expected)
         assert len(set(expected) - set(result)) <= 1
-    states = [_last_state(folders[name]) for name in ("killed", "whole")]
+    columns = _rows(whole / "run" / "train.csv")[1]
+    assert {"model_metrics/loss", "clients/contributed", "domain_weights/lambda"} <= set(columns)
+    states = [_last_state(folder) for folder in (killed, whole)]
     assert len(states[0]) > 5
     assert_identical(*states)
 

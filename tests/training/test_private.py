@@ -43,7 +43,7 @@ def _private(parts, clients_per_round=_CLIENTS, sampling="poisson", rounds=_ROUN
     return PrivateTraining("central", noise, PlainSum(), algorithm, plan)
 
 
-def _train(parts, runtime, private, rounds=_ROUNDS, **settings):
+def _train(parts, runtime, private, rounds=_ROUNDS, account=None, **settings):
     algorithm, clients = parts
     return train(
         algorithm,
@@ -52,7 +52,7 @@ def _train(parts, runtime, private, rounds=_ROUNDS, **settings):
         aggregation=private.aggregation(),
         cohorts=private.cohorts,
         runtime=runtime,
-        observers=[PrivacyAccount(private)],
+        observers=[PrivacyAccount(account or private)],
         **settings,
     )
 
@@ -87,18 +87,9 @@ def test_resumed_run_repeats_noise_and_cohorts(parts, streaming_runtime):
 
 
 def test_rejects_account_for_another_noise_multiplier(parts, streaming_runtime):
-    algorithm, clients = parts
     private, other = _private(parts), _private(parts, noise_multiplier=3.0)
     with pytest.raises(OptionError, match=r"^observers: .*, found 'PrivacyAccount'"):
-        train(
-            algorithm,
-            clients,
-            1,
-            aggregation=private.aggregation(),
-            cohorts=private.cohorts,
-            runtime=streaming_runtime,
-            observers=[PrivacyAccount(other)],
-        )
+        _train(parts, streaming_runtime, private, account=other)
 
 
 def test_target_epsilon_gives_minimum_noise(parts):

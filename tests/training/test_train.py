@@ -1,9 +1,12 @@
 """Training on arrays in memory: problems, the loop of rounds, observers and evaluation."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.comparing import assert_identical
 from tests.support.options import make_options
 from tff_agnostic import (
     AgnosticFedAvgOptions,
@@ -52,6 +55,12 @@ def parts():
     return agnostic_fed_avg(problem, AgnosticFedAvgOptions(window=2)), clients
 
 
+@pytest.fixture(scope="module")
+def training(parts, streaming_runtime):
+    """`train` with the parts and cohorts of three clients."""
+    return functools.partial(train, *parts, clients_per_round=3, runtime=streaming_runtime)
+
+
 class _Recorder(Observer):
     """An observer that records its calls, and stops after a given round or fails in it."""
 
@@ -72,17 +81,11 @@ class _Recorder(Observer):
         self.seen.append((self.name, "end", int(state.round_num), type(error).__name__))
 
 
-def _bytes(trained) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(trained.state)]
-
-
-def test_resumed_training_equals_training_in_one_call(parts, streaming_runtime):
-    algorithm, clients = parts
-    settings = {"clients_per_round": 3, "runtime": streaming_runtime}
-    whole = train(algorithm, clients, 5, **settings)
-    first = train(algorithm, clients, 2, **settings)
-    second = train(algorithm, clients, 5, state=first.state, **settings)
-    assert _bytes(second) == _bytes(whole)
+def test_resumed_training_equals_training_in_one_call(training):
+    whole = training(5)
+    first = training(2)
+    second = training(5, state=first.state)
+    assert_identical(second.state, whole.state)
     assert [len(t.reports) for t in (whole, first, second)] == [5, 2, 3]
 
 
@@ -112,32 +115,21 @@ def test_training_on_full_batches_equals_gradient_descent(streaming_runtime):
     assert overall == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
 
 
-def test_observers_see_rounds_and_end_in_reverse_order(parts, streaming_runtime):
-    algorithm, clients = parts
+def test_observers_see_rounds_and_end_in_reverse_order(training):
     seen = []
     observers = [_Recorder(seen, "a"), _Recorder(seen, "b", stop_after=2)]
-    trained = train(
-        algorithm, clients, 9, clients_per_round=3, runtime=streaming_runtime, observers=observers
-    )
+    trained = training(9, observers=observers)
     rounds = [(name, num, num) for num in (1, 2) for name in "ab"]
     begun = [(name, "begin", 0, 9) for name in "ab"]
     assert seen == [*begun, *rounds, ("b", "end", 2, "NoneType"), ("a", "end", 2, "NoneType")]
     assert int(trained.state.round_num) == 2
 
 
-def test_observers_receive_the_error_at_the_end(parts, streaming_runtime):
-    algorithm, clients = parts
+def test_observers_receive_the_error_at_the_end(training):
     seen = []
     observers = [_Recorder(seen, "a", fail_in=2), _Recorder(seen, "b")]
     with pytest.raises(ZeroDivisionError):
-        train(
-            algorithm,
-            clients,
-            9,
-            clients_per_round=3,
-            runtime=streaming_runtime,
-            observers=observers,
-        )
+        training(9, observers=observers)
     assert seen[-3:] == [
         ("a", 2, 2),
         ("b", "end", 2, "ZeroDivisionError"),
@@ -145,23 +137,19 @@ def test_observers_receive_the_error_at_the_end(parts, streaming_runtime):
     ]
 
 
-def test_private_sums_need_an_account_and_secret_cohorts(parts, streaming_runtime):
-    algorithm, clients = parts
+def test_private_sums_need_an_account_and_secret_cohorts(parts, training):
     options = PRIVACIES["central"].options(noise_multiplier=1.0)
     noise = PRIVACIES["central"].build("central", PlainSum(), options, NoiseFacts(3.0, _KEY, 1.0))
     with pytest.raises(OptionError, match=r"^cohorts: expected cohorts that are drawn with the"):
-        train(algorithm, clients, 1, aggregation=noise, runtime=streaming_runtime)
+        training(1, aggregation=noise)
 
     def cohorts(state):
-        return Cohorts(lambda t: list(clients.client_ids))
+        return Cohorts(lambda t: list(parts[1].client_ids))
 
     with pytest.raises(OptionError, match=r"^observers: expected an observer that accounts for"):
-        train(
-            algorithm,
-            clients,
+        training(
             1,
             aggregation=noise,
-            runtime=streaming_runtime,
             cohorts=cohorts,
             observers=[_Recorder([])],
         )
@@ -179,11 +167,8 @@ def test_diverged_model_raises_error(streaming_runtime):
     ("changed", "message"),
     [
         ({"y": np.array([0, 1, 2])}, r"client 0: expected labels from 0 to 1, found 2 in row 2"),
-        ({"y": np.array([0, 1])}, r"client 0: expected columns of one length"),
         ({"y": np.array([0.0, 1, 1])}, r"client 0: y: expected int32 values, found float32"),
         ({"domain_id": np.array([0, 0, 2])}, r"client 0: expected domain ids from 0 to 1, found 2"),
-        ({"x": np.zeros([3, 4])}, r"client 0: x: expected an array of shape \(None, 2\)"),
-        ({"x": np.full([3, 2], np.nan)}, r"client 0: x: expected finite numbers"),
     ],
 )
 def test_rejects_invalid_client_arrays(changed, message):
