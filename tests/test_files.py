@@ -172,10 +172,9 @@ def test_rejects_invalid_file_names(name, actual):
     assert golden.refusal(named_path, "--output_dir", name) == f"--output_dir: expected {actual}"
 
 
-@pytest.mark.parametrize("content", ["[]", "3", "null", '"a"'])
-def test_rejects_json_other_than_objects(tmp_path, content):
-    (tmp_path / "a.json").write_text(content)
-    with pytest.raises(UserError, match=r"a.json: expected a JSON object, found \w+$"):
+def test_rejects_json_other_than_objects(tmp_path):
+    (tmp_path / "a.json").write_text("[]")
+    with pytest.raises(UserError, match=r"a.json: expected a JSON object, found list$"):
         read_json(tmp_path / "a.json")
 
 

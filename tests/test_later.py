@@ -39,19 +39,3 @@ print(len(found), len(set(map(id, found))))
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     assert done.stdout.split() == ["8", "1"]
-
-
-@pytest.mark.slow
-def test_tensorflow_is_imported_without_garbage_collection(tmp_path):
-    # A fake package, which records whether garbage collection is on during its import.
-    (tmp_path / "tensorflow.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
-    script = f"""
-import gc, sys
-sys.path.insert(0, {str(tmp_path)!r})
-from tff_agnostic.base.later import tf
-print(tf.COLLECTS, gc.isenabled(), gc.get_freeze_count())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.split() == ["False", "True", "0"]

@@ -31,11 +31,10 @@ def test_clients_with_equal_data_have_equal_seeds():
     assert _seed(_client()) == _seed(_client())
 
 
-@pytest.mark.parametrize("column", ["x", "y", "domain_id"])
+@pytest.mark.parametrize("column", ["x", "domain_id"])
 @pytest.mark.parametrize("row", [0, -1])
 def test_seed_depends_on_first_and_last_example(column, row):
     changed = _client()
-    changed[column] = changed[column].copy()
     changed[column][row] += 1
     assert _seed(changed) != _seed(_client())
 
@@ -59,11 +58,9 @@ def test_seed_depends_on_columns_of_any_dtype(dtype):
     client = {"x": np.array([1, 0, 1], dtype), "domain_id": np.zeros([3], np.int32)}
     other = {**client, "x": np.array([0, 1, 1], dtype)}
     assert _seed(client) != _seed(other)
-
-
-def test_seed_depends_on_float64_digits_beyond_float32():
-    client = {"x": np.array([1.0, 1.0]), "domain_id": np.zeros([2], np.int32)}
-    assert _seed({**client, "x": np.array([1.0, 1.0 + 1e-12])}) != _seed(client)
+    if dtype == np.float64:
+        other = {**client, "x": client["x"] + [0.0, 0.0, 1e-12]}
+        assert _seed(client) != _seed(other)
 
 
 def test_fold_in_equals_splitmix64():

@@ -1,7 +1,6 @@
 """Printed text: control characters are escaped, in strings and in output streams."""
 
 import fcntl
-import io
 import os
 import pty
 import struct
@@ -51,14 +50,6 @@ def test_output_is_escaped_once(capsys, monkeypatch):
     actual = capsys.readouterr()
     assert actual.out == "a\t\\x1b]0;title\\x07\nb\n"
     assert actual.err == "c\\x1b]0;title\\x07\n"
-
-
-def test_printable_stream_wraps_other_methods():
-    stream = PrintableStream(io.TextIOWrapper(io.BytesIO(), "utf-8"))
-    assert stream.write(_TITLE) == len(_TITLE)
-    stream.flush()
-    assert stream.buffer.getvalue() == b"\\x1b]0;title\\x07"
-    assert (stream.encoding, stream.isatty()) == ("utf-8", False)
 
 
 def test_user_error_messages_are_printable():

@@ -67,14 +67,6 @@ def _error(task: Task, *paths: Path) -> str:
     return golden.refusal(_mixed, task, *paths)
 
 
-def test_unknown_words_are_one_outcome(task):
-    assert task.domain_names == ("answer", "question")
-    examples = task.train.read("b")
-    assert examples["x"].tolist() == examples["y"].tolist() == [0, 1, 2, 3]
-    assert examples["domain_id"].tolist() == [1, 1, 0, 0]
-    assert task.model.initial_weights.trainable[0].shape == (4,)
-
-
 def test_predictors_from_files_and_runs_are_mixed(task, tmp_path):
     run = tmp_path / "run"
     weights = ModelWeights([np.array([1, 2, 3, 4], np.float32)], [])
@@ -105,43 +97,42 @@ def test_fingerprint_covers_predictor_content(task, tmp_path):
     assert _mixed(task) is task
 
 
-def test_rejects_missing_damaged_and_unsuitable_files(task, tmp_path):
+def test_rejects_missing_and_damaged_files(task, tmp_path):
     path = _file(task, tmp_path / "p.npz")
     assert "found nothing at" in _error(task, tmp_path / "none")
     assert "found 'a' twice" in _error(task, path, path)
-    damaged = tmp_path / "damaged.npz"
-    damaged.write_bytes(path.read_bytes()[:-30])
-    assert "found a damaged or another file" in _error(task, damaged)
-    arrays = tmp_path / "arrays.npz"
-    np.savez(arrays, x=np.zeros(3))
-    assert "expected a checkpoint, found arrays of another file" in _error(task, arrays)
     (tmp_path / "empty").mkdir()
     assert "expected checkpoints, found none" in _error(task, tmp_path / "empty")
-    other = _file(task, tmp_path / "v.npz", fingerprint={"vocabulary": "0123"})
-    assert "expected the vocabulary of this task" in _error(task, other)
-    larger = _file(task, tmp_path / "l.npz", arrays=(np.zeros([2, 5], np.float32),))
-    assert "expected weights of the task's model (float32[4]), found float32[5]" in _error(
-        task, larger
-    )
-    uneven = _file(task, tmp_path / "u.npz", arrays=(np.zeros([3, 4], np.float32),))
-    assert "expected arrays of 2 base predictors, found arrays of shapes [3, 4]" in _error(
-        task, uneven
-    )
-    twice = _file(task, tmp_path / "t.npz", names=("a", "a"))
-    assert "expected different names, found 'a' twice" in _error(task, twice)
-    without = np.array([[0, 0, -np.inf, 0], [0, 0, 0, 0]], np.float32)
-    lost = _file(task, tmp_path / "z.npz", arrays=(without,))
-    assert "a: expected positive probabilities, found 0 of outcome 2" in _error(task, lost)
-
-
-def test_rejects_file_in_another_format(task, tmp_path):
-    path = _file(task, tmp_path / "p.npz")
     with np.load(path) as archive:
         arrays = dict(archive)
     header = json.loads(str(arrays["header"]))
     arrays["header"] = np.array(json.dumps({**header, "format": 2}))
-    np.savez(path, **arrays)
-    assert "expected format 1 of this version, found 2" in _error(task, path)
+    np.savez(tmp_path / "new.npz", **arrays)
+    assert "expected format 1 of this version, found 2" in _error(task, tmp_path / "new.npz")
+    np.savez(tmp_path / "arrays.npz", x=np.zeros(3))
+    assert "found arrays of another file" in _error(task, tmp_path / "arrays.npz")
+    path.write_bytes(path.read_bytes()[:-30])
+    assert "found a damaged or another file" in _error(task, path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fingerprint": {"vocabulary": "0123"}}, "expected the vocabulary of this task"),
+        (
+            {"arrays": (np.zeros([2, 5], np.float32),)},
+            "expected weights of the task's model (float32[4]), found float32[5]",
+        ),
+        ({"arrays": (np.zeros([3, 4], np.float32),)}, "expected arrays of 2 base predictors"),
+        ({"names": ("a", "a")}, "expected different names, found 'a' twice"),
+        (
+            {"arrays": (np.array([[0, 0, -np.inf, 0], [0, 0, 0, 0]], np.float32),)},
+            "a: expected positive probabilities, found 0 of outcome 2",
+        ),
+    ],
+)
+def test_rejects_unsuitable_files(task, tmp_path, changes, message):
+    assert message in _error(task, _file(task, tmp_path / "p.npz", **changes))
 
 
 def test_domain_counts_are_sums_over_clients(task, streaming_runtime):

@@ -14,11 +14,10 @@ from tff_agnostic.boosting.ensemble import EnsembleModel, ensemble
 from tff_agnostic.boosting.predictor_store import (
     Architecture,
     OneArchitecture,
-    SeveralArchitectures,
     store_for,
 )
 from tff_agnostic.boosting.sampling import SentPredictors
-from tff_agnostic.models import Model, logistic_regression
+from tff_agnostic.models import logistic_regression
 from tff_agnostic.models.keras import fixed_from_keras
 from tff_agnostic.models.model import ModelWeights
 
@@ -116,14 +115,9 @@ def test_vectorised_clients_send_each_clients_gradient(mixed):
         assert_all_close(one, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_equal_architectures_are_stored_as_one(mixed):
+def test_scores_and_probabilities_are_separate_architectures():
     one = Architecture(_LIKE, True)
     assert store_for([one, Architecture(logistic_regression(4, 3), True)]) == OneArchitecture(one)
-    held = store_for(mixed.architectures)
-    assert isinstance(held, SeveralArchitectures)
-    assert held == store_for(list(mixed.architectures))
-    assert held.kinds == (0, 1, 0, 1, 0)
-    # Scores and probabilities are separate architectures.
     assert len(store_for([one, Architecture(_LIKE, False)]).architectures) == 2
 
 
@@ -133,9 +127,3 @@ def test_rejects_weights_that_float32_cannot_represent(mixed):
     weights[1].non_trainable[0] = kernel + 1e-12
     with pytest.raises(UserError, match="p1: expected weights that float32 holds exactly"):
         ensemble(_LIKE, weights, [f"p{k}" for k in range(5)], architectures=mixed.architectures)
-
-
-def test_fixed_keras_model_has_no_trainable_weights():
-    fixed: Model = fixed_from_keras(_deep(), _LIKE)
-    assert fixed.initial_weights.trainable == []
-    assert fixed.example_spec is _LIKE.example_spec

@@ -25,49 +25,33 @@ _ALPHA = np.array([0.6, 0.1, 0.7], np.float32)
 _SEED = tf.zeros([2], tf.int32)
 
 
-def _regression(outputs: int) -> Model:
-    def build() -> tf.keras.Model:
-        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(outputs)])
+def _dense(units: int, activation: Any, loss: Any, y: tf.TensorSpec, **more: Any) -> Model:
+    """Returns a Keras model with one layer, whose activation is given by name."""
 
-    return model_from_keras(
-        build,
-        loss=tf.keras.losses.MeanSquaredError(reduction="none"),
-        example_spec={
-            "x": tf.TensorSpec([None, 4], tf.float32),
-            "y": tf.TensorSpec([None, outputs], tf.float32),
-        },
-    )
+    def build() -> tf.keras.Model:
+        layer = tf.keras.layers.Dense(units, activation)
+        return tf.keras.Sequential([tf.keras.Input([4]), layer])
+
+    specs = {"x": tf.TensorSpec([None, 4], tf.float32), "y": y}
+    return model_from_keras(build, loss=loss, example_spec=specs, **more)
+
+
+_losses = tf.keras.losses
+_CLASS = tf.TensorSpec([None], tf.int32)
+
+
+def _regression(outputs: int, loss: Any) -> Model:
+    return _dense(outputs, None, loss, tf.TensorSpec([None, outputs], tf.float32))
 
 
 def _probabilities_model() -> Model:
-    def build() -> tf.keras.Model:
-        layers = [tf.keras.Input([4]), tf.keras.layers.Dense(3, activation="softmax")]
-        return tf.keras.Sequential(layers)
-
-    return model_from_keras(
-        build,
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(reduction="none"),
-        example_spec={
-            "x": tf.TensorSpec([None, 4], tf.float32),
-            "y": tf.TensorSpec([None], tf.int32),
-        },
-    )
+    loss = _losses.SparseCategoricalCrossentropy(reduction="none")
+    return _dense(3, "softmax", loss, _CLASS)
 
 
 def _two_classes() -> Model:
-    def build() -> tf.keras.Model:
-        return tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1, "sigmoid")])
-
-    keras_loss = tf.keras.losses.BinaryCrossentropy(reduction="none")
-    return model_from_keras(
-        build,
-        loss=ColumnLoss(keras_loss),
-        example_spec={
-            "x": tf.TensorSpec([None, 4], tf.float32),
-            "y": tf.TensorSpec([None], tf.int32),
-        },
-        metrics=[binary_accuracy(False)],
-    )
+    loss = ColumnLoss(_losses.BinaryCrossentropy(reduction="none"))
+    return _dense(1, "sigmoid", loss, _CLASS, metrics=[binary_accuracy(False)])
 
 
 _NEXT_WORD = next_word_lstm(2, embedding=3, units=4, sequence_length=4)
@@ -76,7 +60,7 @@ _MODELS = {
     "words": lambda: unigram_model(5),
     "scores": lambda: logistic_regression(4, 3),
     "probabilities": _probabilities_model,
-    "numbers": lambda: _regression(2),
+    "numbers": lambda: _regression(2, _losses.MeanSquaredError(reduction="none")),
     "sentences": lambda: _NEXT_WORD,
     "sentences of a length": lambda: dataclasses.replace(_NEXT_WORD, loss=SentenceLoss(_LENGTH)),
     "probability of a class": _two_classes,
@@ -176,15 +160,13 @@ def test_model_loss_and_gradient_equal_mixture_losses(kind, loss):
     outputs = made.members.outputs(weights.non_trainable, x)
     actual = MIXTURE_LOSSES[loss].at(outputs, alpha, y)
     np.testing.assert_allclose(losses, actual.losses, rtol=1e-5, atol=1e-6)
-    expected = tf.reduce_sum(actual.gradients, axis=0)
-    if "of a class" in kind:
-        # Compare slopes along directions that keep alpha's sum.
-        basis = tf.constant([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]])
-        gradient = tf.linalg.matvec(basis, tape.gradient(total, alpha))
-        expected = tf.linalg.matvec(basis, expected)
-    else:
-        gradient = tape.gradient(total, alpha)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+    # Two directions keep alpha's sum; the slope along the third one differs if alpha is normalised.
+    directions = np.array([[1, -1, 0], [0, 1, -1], [0, 0, 1]][: 2 if "of a class" in kind else 3])
+    slopes, expected = (
+        directions @ np.asarray(g)
+        for g in (tape.gradient(total, alpha), tf.reduce_sum(actual.gradients, axis=0))
+    )
+    np.testing.assert_allclose(slopes, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_client_sends_summed_gradient_of_sentences():
@@ -213,28 +195,23 @@ def test_client_sends_summed_gradient_of_sentences():
     np.testing.assert_allclose(perplexity.denominator.numpy().sum(), np.count_nonzero(y))
 
 
-def test_ensemble_starts_uniform_with_mixture_metrics():
-    made, predictors = _made("scores", "log")
-    x, y = _examples("scores", n=50)
+@pytest.mark.parametrize("kind", ["scores", "probability of a class"])
+def test_ensemble_starts_uniform_with_mixture_metrics(kind):
+    made, predictors = _made(kind, "log")
+    x, y = _examples(kind, n=50)
     np.testing.assert_allclose(made.initial_weights.trainable[0], [1 / 3] * 3)
     predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
     correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
-    chosen = np.argmax(_outputs("scores", predictors, x).mean(axis=1), axis=1)
+    chosen = np.argmax(_outputs(kind, predictors, x).mean(axis=1), axis=1)
     np.testing.assert_array_equal(np.asarray(correct) > 0, chosen == y)
-    assert made.num_parameters == made.num_predictors == 3
-    assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
-
-
-def test_two_class_metrics_use_the_mixture():
-    kind = "probability of a class"
-    made, predictors = _made(kind, "log")
-    x, y = _examples(kind, n=50)
-    predictions = made.predict(made.initial_weights, tf.constant(x), False, _SEED)
-    correct, _ = made.metrics[0].per_example(tf.constant(y), predictions)
-    is_one = _outputs(kind, predictors, x).mean(axis=1)[:, 1] > 0.5
-    np.testing.assert_array_equal(np.asarray(correct) > 0, is_one == (y == 1))
     # Predictions have the shape of the task's model.
-    assert predictions.shape == [50, 1]
+    assert predictions.shape == [50, 3 if kind == "scores" else 1]
+    assert made.num_parameters == made.num_predictors == 3
+
+
+def test_message_bytes_count_chosen_predictors():
+    made, _ = _made("scores", "log")
+    assert [made.message_bytes(c) for c in (1, 2)] == [4 * (4 * 3 + 3), 8 * (4 * 3 + 3)]
 
 
 def test_unigram_model_predicts_softmax_of_its_scores():
@@ -255,21 +232,15 @@ def test_equal_ensembles_are_equal_and_hashed_equally():
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "message"),
+    ("model_loss", "loss", "message"),
     [
-        (dataclasses.replace(_regression(2), loss=tf.keras.losses.Huber()), None, "loss Huber"),
-        (
-            dataclasses.replace(
-                _regression(1),
-                loss=ColumnLoss(tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1)),
-            ),
-            None,
-            "found the loss BinaryCrossentropy",
-        ),
-        (_regression(2), "log", "^loss: expected squared, found log"),
+        (_losses.Huber(), None, "loss Huber"),
+        (ColumnLoss(_losses.BinaryCrossentropy(label_smoothing=0.1)), None, "BinaryCrossentropy"),
+        (_losses.MeanSquaredError(reduction="none"), "log", "^loss: expected squared, found log"),
     ],
 )
-def test_rejects_losses_without_mixture_loss(model, loss, message):
+def test_rejects_losses_without_mixture_loss(model_loss, loss, message):
+    model = dataclasses.replace(_MODELS["numbers"](), loss=model_loss)
     with pytest.raises(UserError, match=message):
         ensemble(model, _predictors(model), loss=loss)
 

@@ -17,7 +17,6 @@ NOTEBOOK = ROOT / "docs" / "tutorials" / "own_data.ipynb"
 
 
 def stored() -> Any:
-    """Returns the stored notebook without running it."""
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
@@ -55,7 +54,6 @@ def _shown(output: Any) -> str:
 
 
 def progress(cell: Any) -> str:
-    """Returns a cell's standard error."""
     return "".join(o.text for o in cell.outputs if o.get("name") == "stderr")
 
 

@@ -11,12 +11,10 @@ A comment in front of a block of text gives its kind:
 CI compares every line of output that follows a block of Python. `...` marks omitted lines.
 """
 
-import datetime
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-WHOLE, FORM, NOT_RUN = "whole", "form", "not run"
+WHOLE, FORM = "whole", "form"
 _BLOCK = re.compile(
     r"^(?:<!-- (?:printed: )?([\w -]+?) -->\n)?```(python|sh|text)\n(.*?)^```",
     re.DOTALL | re.MULTILINE,
@@ -35,32 +33,11 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """Returns the blocks of a page."""
     return [Block(language, text, kind) for kind, language, text in _BLOCK.findall(page)]
 
 
 def has_blocks(page: str) -> bool:
-    """Whether a page has blocks."""
     return _BLOCK.search(page) is not None
-
-
-def without_a_kind(page: str) -> Iterator[str]:
-    """Yields the first line of each text block that lacks a kind."""
-    before = ""
-    for language, text, kind in blocks(page):
-        if language == "text" and not _is_kind(kind) and (kind or before != "python"):
-            yield text.partition("\n")[0]
-        before = language
-
-
-def _is_kind(kind: str) -> bool:
-    if kind in (WHOLE, FORM, NOT_RUN):
-        return True
-    try:
-        datetime.date.fromisoformat(kind)
-    except ValueError:
-        return False
-    return True
 
 
 def is_shown(printed: str, shown: str) -> bool:

@@ -1,12 +1,13 @@
 """Runs the code and the commands of every page from top to bottom, commands for two rounds."""
 
+import dataclasses
 import importlib
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 from unittest import mock
 
 import pytest
@@ -20,15 +21,14 @@ from tests.docs.printed import (
     has_blocks,
     is_shown,
     is_shown_in_form,
-    without_a_kind,
 )
 from tests.docs.small_data import small_copies
-from tests.docs.small_reproduce import small_experiments
 from tests.plan_runner.harness import call as run_plan
 from tests.plan_runner.harness import isolated_here
 from tests.support.commands import Caller, Outcome
 from tests.support.marks import usually
-from tff_agnostic.program.experiments import reproduce
+from tff_agnostic.base.registry import Registry
+from tff_agnostic.program.experiments import EXPERIMENTS, reproduce
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -43,8 +43,6 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix(""))
 
 
-# README must be short enough to read in two minutes.
-README_WORDS = 700
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 # Clients are streamed, as TensorFlow takes longer to vectorise clients than to run two short
 # rounds.
@@ -88,6 +86,20 @@ READERS_FILES = {
 }
 
 
+# Small models of experiments.
+_SMALL: Mapping[str, Mapping[str, Any]] = {
+    "stackoverflow": {"network": "lstm:embedding=4,units=4", "sequence_length": 5},
+    "spanish_keyboard": {"network": "cifg:embedding=4,units=4", "sequence_length": 5},
+}
+_EXPERIMENTS = Registry(
+    "experiment",
+    {
+        name: dataclasses.replace(one, task_options={**one.task_options, **_SMALL.get(name, {})})
+        for name, one in EXPERIMENTS.items()
+    },
+)
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `shared`, with small copies of the data in `../shared`."""
@@ -112,11 +124,10 @@ class Commands:
         self._to_start = set(_STARTED)
 
     def __call__(self, name: str, *arguments: str) -> Outcome:
-        """Runs a command to its end."""
         if name == "run_plan":
             return Outcome(*run_plan(*arguments))
         if name not in self._to_start and "--runtime=ray" not in arguments:
-            with mock.patch.object(reproduce, "EXPERIMENTS", small_experiments()), isolated_here():
+            with mock.patch.object(reproduce, "EXPERIMENTS", _EXPERIMENTS), isolated_here():
                 return self._call(importlib.import_module(f"binaries.{name}"), *arguments)
         finished = subprocess.run(
             [ROOT / "run", name, *arguments],
@@ -132,7 +143,6 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def commands(cohort_runtime, tmp_path_factory: pytest.TempPathFactory) -> Commands:
-    """Commands on the session's runtime."""
     return Commands(Caller({"cohort": cohort_runtime}), tmp_path_factory.mktemp("home"))
 
 
@@ -205,11 +215,6 @@ def _compare(page: Path, printed: Optional[str], block: Block) -> None:
         assert compare(printed, block.text), f"{page.name}: {printed}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_printed_blocks_have_a_kind(page: Path) -> None:
-    assert not list(without_a_kind(page.read_text())), "tests/docs/printed.py has the kinds"
-
-
 def _run(
     commands: Commands, page: Path, line: str, missing: list[str], is_whole: bool
 ) -> Optional[str]:
@@ -261,12 +266,6 @@ def _headings(page: Path) -> set[str]:
     """Returns the fragments with which links name a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-def test_readme_is_short() -> None:
-    # Comments do not count, because readers do not see them.
-    words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text()).split()
-    assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
 
 
 @pytest.mark.slow

@@ -100,9 +100,8 @@ def test_bytes_after_completed_rounds_are_dropped(path, tail):
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("content", ['round,"loss/line\nbre', "round,loss\n1,0.5\n2,0."])
-def test_first_row_replaces_an_earlier_file(path, content):
-    path.write_text(content)
+def test_first_row_replaces_an_earlier_file(path):
+    path.write_text('round,"loss/line\nbre')
     history = History(path, _columns("loss"))
     history.load(0)
     history.append(1, {"loss": 1.5})
@@ -128,17 +127,13 @@ def test_rows_are_read_and_changed(path):
     assert path.read_text() == "round,a,b\n1,1.0,\n2,2.0,2.1\n3,,0.5\n"
 
 
-_OTHER_FILES = ["a,b\n1,2\n", "\n\n", "round\n", "garbage\n" * 5]
-
-
 @pytest.mark.parametrize(
     ("content", "end"),
     [
-        ("round,loss\n1,1.0\n2,2.0\n", "2 whole rows, 1 to 2"),
-        # A row is missing or damaged, or the last line is truncated.
-        *((f"round,loss\n1,1.0\n{row}3,3.0\n", "") for row in ("", "2\n", "2,x\n", "2,2.0,2.0\n")),
         ("round,loss\n1,1.0\n2,2.0\n3,3", "2 whole rows, 1 to 2"),
-        *((content, "") for content in _OTHER_FILES),
+        # A row is missing or damaged.
+        *((f"round,loss\n1,1.0\n{row}3,3.0\n", "") for row in ("", "2,x\n", "2,2.0,2.0\n")),
+        ("garbage\n" * 5, ""),
         (None, "none"),
     ],
 )

@@ -89,12 +89,9 @@ def test_wheel_has_modules_and_configurations_only(wheel):
     # The wheel includes these two packages, although they can be installed without it.
     expected |= folder_modules("plan_runner") | folder_modules("fleet")
     assert {name for name in names if name.endswith(".py")} == expected
-    assert {name.split("/")[0] for name in names} == {"fleet", "plan_runner", "tff_agnostic"}
     configs = {f"tff_agnostic/configs/{path.name}" for path in (ROOT / "configs").glob("*.flags")}
     assert {name for name in names if name.endswith(".flags")} == configs
-    for name in names:
-        assert not name.endswith((".bazel", ".bzl", ".pyc")), name
-        assert not pathlib.PurePosixPath(name).name.startswith("test_"), name
+    assert not [name for name in names if name.endswith((".bazel", ".bzl", ".pyc"))]
 
 
 @pytest.mark.slow
@@ -108,29 +105,18 @@ def test_wheel_has_modules_and_configurations_only(wheel):
 def test_small_wheels_have_one_package(wheels, wheel, number, folder, more, needs):
     small = wheels[number]
     names = {name for name in small.namelist() if ".dist-info/" not in name}
-    shared = {name for name in wheel.namelist() if name.startswith(f"{folder}/")}
-    assert names == shared | more
-    for name in shared:
-        assert small.read(name) == wheel.read(name), name
+    assert names == {name for name in wheel.namelist() if name.startswith(f"{folder}/")} | more
     assert metadata_file(small, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
     metadata = email.message_from_string(metadata_file(small, "METADATA"))
-    name = f"tff-agnostic-{folder.replace('_', '-')}"
-    assert (metadata["Name"], metadata["Version"]) == (name, version())
     required = {Requirement(line).name for line in metadata.get_all("Requires-Dist")}
     assert needs in required and "tff-agnostic" not in required
 
 
 @pytest.mark.slow
-def test_wheel_has_metadata_licence_and_program(wheel, project):
+def test_wheel_has_metadata_licence_and_program(wheel):
     assert metadata_file(wheel, "licenses/LICENSE") == (ROOT / "LICENSE").read_text()
     message = email.message_from_string(metadata_file(wheel, "METADATA"))
-    assert message["Name"] == "tff-agnostic"
-    assert message["Version"] == version()
-    assert message["License"] == "Apache-2.0"
-    assert set(message["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
     assert message.get_payload().strip() == (ROOT / "README.md").read_text().strip()
-    plain = {line for line in message.get_all("Requires-Dist") if "extra ==" not in line}
-    assert len(plain) == len(project["project"]["dependencies"])
     parser = configparser.ConfigParser()
     parser.read_string(metadata_file(wheel, "entry_points.txt"))
     ((name, target),) = parser["console_scripts"].items()
@@ -154,23 +140,6 @@ def imported(folder):
                 yield f"{path}:{node.lineno}", name.split(".")[0]
 
 
-def test_binaries_do_not_import_one_another():
-    # The names of binaries differ: a checkout has `binaries.train`, an installation has
-    # `tff_agnostic.binaries.train`, and Bazel runs a file.
-    assert [place for place, name in imported("binaries") if name == "binaries"] == []
-
-
-def test_package_list_is_complete(project):
-    modules = [
-        path
-        for name in ("fleet", "plan_runner", "tff_agnostic")
-        for path in (ROOT / name).rglob("*.py")
-    ]
-    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in modules}
-    packages |= {"tff_agnostic.binaries", "tff_agnostic.configs"}
-    assert set(project["tool"]["setuptools"]["packages"]) == packages
-
-
 # Names of distributions, keyed by modules that are named differently.
 DISTRIBUTIONS = {
     "PIL": "pillow",
@@ -186,7 +155,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.slow
 def test_every_imported_package_is_a_dependency(project):
-    """Installed modules must not import benchmarks, which are not installed."""
+    """Installed modules import neither benchmarks nor `binaries`, whose name there is another."""
     asked = {Requirement(text).name for text in project["project"]["dependencies"]}
     for extra in project["project"]["optional-dependencies"].values():
         asked |= {Requirement(text).name for text in extra}
@@ -207,16 +176,6 @@ def test_every_imported_package_is_a_dependency(project):
 PACKAGE, DOCS = "requirements.lock", "requirements-docs.lock"
 
 
-def locked(lock):
-    """Yields the requirements of a lock, each with its hashes."""
-    logical = (ROOT / lock).read_text().replace("\\\n", " ")
-    lines = [line.strip() for line in logical.splitlines()]
-    for line in lines:
-        if line and not line.startswith("#"):
-            text, *hashes = line.split(" --hash=")
-            yield Requirement(text), [entry.strip() for entry in hashes]
-
-
 def environment(python):
     return {
         **default_environment(),
@@ -231,24 +190,17 @@ def environment(python):
 
 
 @pytest.mark.parametrize("lock", [PACKAGE, DOCS])
-def test_locks_have_hashes_and_no_index(lock):
+def test_locks_name_no_index(lock):
     text = (ROOT / lock).read_text()
-    assert "#    ./run lock\n" in text
     assert "://" not in text and "-url" not in text
     assert not re.search(r"(^|\s)/", text, re.MULTILINE)
-    requirements = list(locked(lock))
-    assert len(requirements) > 30
-    for requirement, hashes in requirements:
-        assert [part.operator for part in requirement.specifier] == ["=="], requirement
-        assert requirement.url is None
-        assert hashes, requirement
-        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", entry) for entry in hashes), requirement
 
 
 def pins(lock, python):
     """Returns the versions that a lock pins for a version of CPython, by package."""
     here, versions = environment(python), {}
-    for requirement, _ in locked(lock):
+    for line in re.findall(r"^\w[^\\\n]*", (ROOT / lock).read_text(), re.MULTILINE):
+        requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate(here):
             name = canonicalize_name(requirement.name)
             assert name not in versions, f"{name} is locked twice"
@@ -275,15 +227,6 @@ def test_locks_satisfy_project_requirements(project, lock, python):
             assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
 
 
-@pytest.mark.parametrize(
-    ("python", "tensorflow", "tff"),
-    [("3.11", "2.14.1", "0.87.0"), ("3.12", "2.21.0", None), ("3.13", "2.21.0", None)],
-)
-def test_lock_has_both_versions_of_tensorflow(python, tensorflow, tff):
-    versions = pins(PACKAGE, python)
-    assert (versions["tensorflow"], versions.get("tensorflow-federated")) == (tensorflow, tff)
-
-
 def test_package_rejects_the_pythons_that_pip_rejects(project):
     asked = SpecifierSet(project["project"]["requires-python"])
     for minor in range(9, 16):
@@ -291,19 +234,6 @@ def test_package_rejects_the_pythons_that_pip_rejects(project):
         assert bool(refusal) == (f"3.{minor}" not in asked)
         assert not refusal or f"expected CPython 3.11 to 3.13, found 3.{minor}, which" in refusal
     assert "TensorFlow 2.21 has no wheels" in refusal
-
-
-def test_plain_dependencies_do_not_need_tff(project):
-    """TFF's pins fit one release of TensorFlow and no CPython above 3.11."""
-    for text in project["project"]["dependencies"]:
-        requirement = Requirement(text)
-        assert requirement.name != "tensorflow-federated"
-        if requirement.name == "tensorflow":
-            assert requirement.specifier.contains("2.14.1")
-            assert requirement.specifier.contains("2.21.0")
-    reference = map(Requirement, project["project"]["optional-dependencies"]["tff"])
-    on_3_12 = environment("3.12")
-    assert not any(one.marker.evaluate(on_3_12) for one in reference)
 
 
 def test_checkout_commit_is_the_git_commit():

@@ -66,7 +66,6 @@ class Checkout:
             (self.bin / tool).symlink_to(result)
 
     def add(self, name: str, text: str) -> None:
-        """Puts a program on PATH."""
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
@@ -89,7 +88,6 @@ class Checkout:
         return process.returncode, output, errors
 
     def calls(self) -> list[str]:
-        """Returns the arguments of each call of uv."""
         return (self.state / "uv").read_text().splitlines()
 
 
@@ -101,21 +99,19 @@ def bare(tmp_path: Path) -> Checkout:
 
 @pytest.fixture
 def checkout(bare: Checkout) -> Checkout:
-    """A checkout on a machine with uv."""
     bare.add("uv", _UV)
     return bare
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_help_needs_no_environment(bare, arguments):
-    status, output, _ = bare.run(*arguments)
+def test_help_needs_no_environment(bare):
+    status, output, _ = bare.run("--help")
     lines = [" ".join(line.split()) for line in output.splitlines()]
     assert status == 0 and "train Trains a model" in lines
     assert "private" not in output and "__main__" not in output
     assert not (bare.root / ".venv").exists()
 
 
-@pytest.mark.parametrize("command", ["tran", "_private", "../run", "*", ""])
+@pytest.mark.parametrize("command", ["tran", "_private", "../run"])
 def test_rejects_unknown_command(bare, command):
     status, output, errors = bare.run(command)
     assert (status, output) == (2, "")
@@ -141,7 +137,7 @@ while (($#)); do [[ $1 != --target ]] || target=$2; shift; done
     assert (bare.root / ".uv" / "bin" / "uv").is_file()
 
 
-def test_only_the_first_use_sets_up(checkout):
+def test_only_the_first_use_and_another_lock_set_up(checkout):
     status, output, errors = checkout.run("train")
     assert status == 0 and json.loads(output)
     assert errors.startswith("run: setting up .venv from requirements.lock (")
@@ -149,6 +145,9 @@ def test_only_the_first_use_sets_up(checkout):
     made, installed = checkout.calls()
     assert made.startswith("venv ") and "--python cpython@3.11" in made
     assert "--require-hashes" in installed and installed.endswith("requirements.lock")
+    (checkout.root / "requirements.lock").write_text("one==2\n")
+    assert checkout.run("train")[0] == 0
+    assert len(checkout.calls()) == 3
 
 
 def test_next_use_continues_a_failed_setup(checkout):
@@ -158,13 +157,6 @@ def test_next_use_continues_a_failed_setup(checkout):
     assert errors.splitlines()[-1].startswith("run: set-up failed (see above)")
     (checkout.state / "install_fails").unlink()
     assert checkout.run("train")[0] == 0
-    assert len(checkout.calls()) == 3
-
-
-def test_changed_lock_is_installed(checkout):
-    checkout.run("setup")
-    (checkout.root / "requirements.lock").write_text("one==2\n")
-    checkout.run("setup")
     assert len(checkout.calls()) == 3
 
 
@@ -203,13 +195,12 @@ def test_signals_reach_the_command(checkout):
     assert process.returncode == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("flag", ["--help", "--helpfull"])
 @pytest.mark.parametrize("command", [(), ("demo",)])
-def test_fleet_help_needs_no_environment(bare, command, flag):
+def test_fleet_help_needs_no_environment(bare, command):
     shutil.copytree(ROOT / "fleet", bare.root / "fleet")
     shutil.copytree(ROOT / "plan_runner", bare.root / "plan_runner")
     bare.add("python3", f'#!/usr/bin/env bash\nexec {sys.executable} -S "$@"\n')
-    status, output, errors = bare.run("fleet", *command, flag)
+    status, output, errors = bare.run("fleet", *command, "--help")
     assert (status, errors) == (0, "")
     assert output.startswith(" ".join(("usage: fleet", *command)))
     assert not (bare.root / ".venv-fleet").exists()

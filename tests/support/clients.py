@@ -52,13 +52,11 @@ NUM_DOMAINS = 3
 
 
 def cohort(seed: int = 0, sizes: tuple[int, ...] = (9, 4, 1, 13)) -> list[dict[str, np.ndarray]]:
-    """Returns clients of the given sizes with random examples of all domains."""
     rng = np.random.default_rng(seed)
     return [random_client(rng, n, range(NUM_DOMAINS)) for n in sizes]
 
 
 def cohorts(num: int) -> list[list[dict[str, np.ndarray]]]:
-    """Returns random cohorts that differ from each other."""
     return [cohort(seed) for seed in range(num)]
 
 

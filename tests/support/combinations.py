@@ -41,7 +41,6 @@ REFUSED = frozenset(map(frozenset, _refused()))
 
 
 def pairs(row: Row) -> set[frozenset[Choice]]:
-    """Returns the pairs of choices in a row."""
     return set(map(frozenset, itertools.combinations(row.items(), 2)))
 
 

@@ -61,8 +61,6 @@ _PROGRESS = re.compile(r"round |note: |[\w ]+: \d+ of \d+ [\w ]+, ")
 
 
 class Outcome(NamedTuple):
-    """Exit status and output of a command."""
-
     status: int
     out: str
     err: str
@@ -92,7 +90,6 @@ class Caller:
         self._svg = html.svg if draws else _no_svg
 
     def __call__(self, binary: ModuleType, *arguments: str) -> Outcome:
-        """Runs a command to its end."""
         out, err = io.StringIO(), io.StringIO()
         program = ROOT / "binaries" / f"{binary.__name__.rpartition('.')[2]}.py"
         argv = [str(program), *later_values(arguments)]
@@ -157,12 +154,10 @@ def stopped(questions: int = 0) -> Iterator[None]:
 
 
 def started_command(binary: ModuleType) -> Any:
-    """Returns the command that a module of `binaries` starts."""
     return command(binary.__name__.rpartition(".")[2])
 
 
 def given(binary: ModuleType, *arguments: str) -> Any:
-    """Returns the parsed arguments of a command."""
     one = started_command(binary)
     with flagsaver.flagsaver():
         define(one.define_flags)
@@ -183,7 +178,6 @@ def assert_same_numbers(run: Path, expected: Path) -> None:
 
 
 def model_weights(run: Path) -> list[np.ndarray]:
-    """Returns the weights of the main model in a run's newest checkpoint."""
     return list(newest_checkpoint(run / "checkpoints").model_arrays["model"])
 
 
@@ -251,7 +245,6 @@ def tree(folder: Path) -> dict[str, Optional[bytes]]:
 
 
 def defined_flags(binary: ModuleType) -> set[str]:
-    """Returns the names of the flags that a binary defines."""
     with flagsaver.flagsaver():
         before = set(flags.FLAGS)
         started_command(binary).define_flags()
@@ -313,7 +306,6 @@ class Process:
         return pid
 
     def children(self) -> list[int]:
-        """Returns the process ids of the command's children, such as TFF's worker."""
         return child_processes(self.pid)
 
     def wait_for_rows(self, metrics: Path, count: int) -> None:
@@ -340,7 +332,6 @@ class Process:
 
 
 def python_module(binary: str, *arguments: str) -> list[str]:
-    """Returns the command line that starts a module of `binaries`."""
     return [sys.executable, "-m", "binaries", binary, *later_values(arguments)]
 
 

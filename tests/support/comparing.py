@@ -21,7 +21,6 @@ def flat(arrays: Iterable[Any]) -> np.ndarray:
 
 
 def assert_all_close(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-7) -> None:
-    """Compares two structures leaf by leaf."""
     tf.nest.assert_same_structure(actual, expected)
     for a, e in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
         np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=rtol, atol=atol)

@@ -57,7 +57,6 @@ def source_examples(rows: Rows) -> Iterator[SourceExample]:
 
 
 def refused(format_: str, paths: Paths, **options: Any) -> str:
-    """Returns the one-line message of the `UserError` that reading `paths` raises."""
     return golden.refusal(read, format_, paths, **options)
 
 

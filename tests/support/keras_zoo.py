@@ -59,11 +59,11 @@ def _token_loss(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(per_token * mask, axis=1)
 
 
-def language_model(build: Callable[[], tf.keras.Model], vocabulary: int = 11) -> Kind:
+def language_model(build: Callable[[], tf.keras.Model]) -> Kind:
     """Returns a next-token model for sentences of 1 to 6 tokens, padded with 0."""
 
     def tokens(rng: np.random.Generator, n: int) -> np.ndarray:
-        sentences = rng.integers(1, vocabulary, size=[n, 6])
+        sentences = rng.integers(1, 11, size=[n, 6])
         lengths = rng.integers(1, 7, size=[n, 1])
         return np.where(np.arange(6) < lengths, sentences, 0).astype(np.int32)
 

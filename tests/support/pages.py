@@ -77,7 +77,6 @@ def result(domains: Sequence[str], seed: int = 0, **changes: Any) -> dict[str, A
 
 
 def two_classes(domains: Sequence[str]) -> dict[str, Any]:
-    """Returns the class counts in result.json of a model with two classes."""
     rng = np.random.default_rng(0)
     tables = {name: rng.integers(1, 9, size=(2, 2)).tolist() for name in domains}
     return {
@@ -269,7 +268,6 @@ class Reader(HTMLParser):
 
 
 def page_blocks(folder: Path) -> list[Any]:
-    """Returns the blocks of all sections in page.json."""
     sections = json.loads((folder / "page.json").read_text())["sections"]
     return [block for section in sections for block in section["blocks"]]
 

@@ -42,7 +42,6 @@ def is_running(pid: int) -> bool:
 
 
 def child_processes(pid: int) -> list[int]:
-    """Returns the process ids of a process's children."""
     lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for text in lists for child in text.split()]
 

@@ -57,14 +57,12 @@ MEASURES = OrderedDict(
 
 
 def measures(*names: str) -> dict[str, Measure]:
-    """Returns the `MEASURES` of these names."""
     return {name: MEASURES[name] for name in names}
 
 
 def make_report(
     losses: Sequence[float], counts: Sequence[int], weights: Sequence[float]
 ) -> Mapping[str, Any]:
-    """Returns a report of `QUANTITIES`."""
     return OrderedDict(
         client_work=OrderedDict(
             train=OrderedDict(loss=np.array(losses, np.float32), num_examples=np.array(counts))

@@ -158,12 +158,7 @@ def points(path: Path, labels: Sequence[Any] = (0, 2, 1), **more: Any) -> Path:
     return write_store(path, rows, "features", **more)
 
 
-def people(
-    path: Path,
-    jobs: Sequence[str] = ("baker", "cook"),
-    towns: Sequence[str] = ("Rome",),
-    **features: Any,
-) -> Path:
+def people(path: Path, jobs: Sequence[str] = ("baker", "cook"), **features: Any) -> Path:
     def person(split: str, job: str, town: str, label: int) -> tuple[str, Record]:
         x = {"x": np.array([label, 5], np.float32), **features}
         return split, Record("a", "web", {**x, "job": job, "town": town, "label": label})
@@ -175,7 +170,7 @@ def people(
         person("test", "clerk", "Rome", 0),
     ]
     # The order of the categories, town before job, is not alphabetical.
-    return write_store(path, rows, "features", categories={"town": towns, "job": jobs})
+    return write_store(path, rows, "features", categories={"town": ("Rome",), "job": jobs})
 
 
 def reviews(path: Path, labels: Sequence[Any] = (0, 2, 1), **more: Any) -> Path:

@@ -18,14 +18,13 @@ def keras_model(*layers: Any) -> tf.keras.Model:
 
 
 def cross_entropy() -> tf.keras.losses.Loss:
-    """Returns the loss of `keras_model`."""
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def from_keras(*layers: Any, loss: Any = None) -> Any:
+def from_keras(*layers: Any) -> Any:
     """Returns the functional model to which TFF converts a Keras model."""
     return tff.learning.models.functional_model_from_keras(
-        keras_model(*layers), cross_entropy() if loss is None else loss, INPUT_SPEC
+        keras_model(*layers), cross_entropy(), INPUT_SPEC
     )
 
 
