@@ -137,7 +137,7 @@ while (($#)); do [[ $1 != --target ]] || target=$2; shift; done
     assert (bare.root / ".uv" / "bin" / "uv").is_file()
 
 
-def test_only_the_first_use_and_another_lock_set_up(checkout):
+def test_first_use_and_another_lock_set_up(checkout):
     status, output, errors = checkout.run("train")
     assert status == 0 and json.loads(output)
     assert errors.startswith("run: setting up .venv from requirements.lock (")

@@ -108,7 +108,7 @@ def _centred(total: np.ndarray) -> np.ndarray:
     return (total.astype(np.int64) + _MODULUS // 2) % _MODULUS - _MODULUS // 2
 
 
-def test_unmasked_sum_has_noise_and_values_of_remaining_clients(tmp_path):
+def test_unmasked_sum_is_that_of_remaining_clients(tmp_path):
     """The third client vanishes after it has sent shares, and its noise is not in the sum."""
     drawn_noise = []
 

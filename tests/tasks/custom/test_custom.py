@@ -298,7 +298,7 @@ _TEXT_CLASSIFIER = """
 @pytest.mark.parametrize(
     ("store", "options"), [(text_store, {}), (reviews, {"predict": "next_word"})]
 )
-def test_texts_without_label_or_by_option_predict_next_words(tmp_path, store, options):
+def test_unlabelled_texts_predict_next_words(tmp_path, store, options):
     data, model = store(tmp_path / "s.sqlite"), model_file(tmp_path, _NEXT_WORD)
     task = _load(model, data, sequence_length=4, vocabulary=2, **options)
     assert task.model.initial_weights.trainable[0].shape == (2 + 4, 2)
