@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support import golden
+from tests.support.comparing import assert_identical
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_npz
-
-
-def _save_client(path: Path) -> None:
-    np.savez(path, x=np.full([4, 2], 0.1, np.float32), y=np.array([0, 1, 2, 0], np.int32))
 
 
 def _read_error(path: Path) -> str:
@@ -25,10 +22,9 @@ def _read_error(path: Path) -> str:
 
 
 def test_reading_npz_files_returns_saved_arrays(tmp_path):
-    _save_client(tmp_path / "a.npz")
-    arrays = read_npz(tmp_path / "a.npz")
-    assert set(arrays) == {"x", "y"}
-    np.testing.assert_array_equal(arrays["x"], np.full([4, 2], 0.1, np.float32))
+    saved = {"x": np.full([4, 2], 0.1, np.float32), "y": np.array([0, 1, 2, 0], np.int32)}
+    np.savez(tmp_path / "a.npz", **saved)
+    assert_identical(read_npz(tmp_path / "a.npz"), saved)
 
 
 @pytest.mark.slow
@@ -57,11 +53,10 @@ def test_changed_bytes_never_change_arrays(tmp_path, compressed):
     assert num_errors > len(content) / 3
 
 
-@pytest.mark.parametrize("content", [0, 40, 300, -5, b"garbage" * 100, bytes(500)])
-def test_truncated_file_or_other_format_raises(tmp_path, content):
+def test_truncated_file_raises(tmp_path):
     path = tmp_path / "a.npz"
-    _save_client(path)
-    path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
+    np.savez(path, x=np.zeros(3))
+    path.write_bytes(path.read_bytes()[:-5])
     assert "found a damaged or another file" in _read_error(path)
 
 

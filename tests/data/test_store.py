@@ -4,8 +4,8 @@ import contextlib
 import json
 import multiprocessing
 import sqlite3
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,6 @@ def _execute(path: Path, sql: str, *parameters: Any) -> Path:
     return path
 
 
-def _assert_equal(one: Store, other: Store) -> None:
-    assert one.splits() == other.splits()
-    features = one.description.features
-    for split in one.splits():
-        assert list(one.client_counts(split).items()) == list(other.client_counts(split).items())
-        np.testing.assert_array_equal(one.domain_table(split), other.domain_table(split))
-        for client in one.client_ids(split):
-            assert_identical(*(store.columns(split, client, features) for store in (one, other)))
-
-
 @_both_forms
 def test_store_returns_written_texts(tmp_path, name):
     store = load_store(text_store(tmp_path / name))
@@ -79,7 +69,6 @@ def test_store_returns_written_texts(tmp_path, name):
     ("split", "client", "features", "message"),
     [
         ("dev", "a", _TEXT, "split dev, found the splits heldout, test, train"),
-        ("train", "aa", _TEXT, "client aa: expected examples in split train, found none"),
         ("train", "t", _TEXT, "client t: expected examples in split train, found none"),
         ("train", "a", {"tokens": Feature("int64")}, "client a: expected examples with tokens"),
         ("train", "a", {"words": Feature("string")}, "client a: expected examples with words"),
@@ -100,8 +89,13 @@ def test_sqlite_export_equals_the_store(tmp_path):
     to_tff(store, tmp_path / "s.sqlite")
     other = load_store(tmp_path / "s.sqlite")
     assert isinstance(other, TffStore)
-    assert store.description == other.description
-    _assert_equal(store, other)
+    assert (store.description, store.splits()) == (other.description, other.splits())
+    features = store.description.features
+    for split in store.splits():
+        assert [*store.client_counts(split).items()] == [*other.client_counts(split).items()]
+        np.testing.assert_array_equal(store.domain_table(split), other.domain_table(split))
+        for client in store.client_ids(split):
+            assert_identical(*(one.columns(split, client, features) for one in (store, other)))
 
 
 def test_exported_protos_contain_the_values(tmp_path):
@@ -157,29 +151,14 @@ def test_tff_store_infers_features_from_first_example(tmp_path):
 def test_threads_and_forked_processes_read_concurrently(tmp_path):
     store = load_store(text_store(tmp_path / "s.sqlite"))
     expected = store.read("train", "b")
-    result = []
-    threads = [
-        threading.Thread(target=lambda: result.append(store.read("train", "b"))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert result == [expected] * 4
-    read = _ReadB(store)
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert pool.map(read, range(4)) == [expected] * 4
-
-
-class _ReadB:
-    _store = None
-
-    def __init__(self, store):
-        # A class attribute is not pickled; the forked process inherits it.
-        _ReadB._store = store
-
-    def __call__(self, _):
-        return _ReadB._store.read("train", "b")
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(lambda _: store.read("train", "b"), range(4))] == [expected] * 4
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    child = context.Process(target=lambda: queue.put(store.read("train", "b")))
+    child.start()
+    assert queue.get() == expected
+    child.join()
 
 
 def test_store_is_opened_read_only(tmp_path):
@@ -218,10 +197,6 @@ def test_locked_store_raises(tmp_path, monkeypatch):
     ("damage", "message"),
     [
         (lambda p: p.write_bytes(p.read_bytes()[:20000]), "expected an SQLite file, found a damag"),
-        (
-            lambda p: p.write_bytes(p.read_bytes()[:100].ljust(p.stat().st_size, b"\xff")),
-            "expected an SQLite file, found a damag",
-        ),
         (lambda p: p.write_text("no store " * 99), "found a file of another format (./run"),
         (lambda p: p.unlink(), "expected a client store, found nothing"),
         (lambda p: p.write_bytes(b""), "expected a client store with the table examples"),
@@ -230,13 +205,7 @@ def test_locked_store_raises(tmp_path, monkeypatch):
 def test_damaged_sqlite_file_raises(tmp_path, damage, message):
     path = text_store(tmp_path / "s.sqlite")
     damage(path)
-
-    def read() -> None:
-        store = load_store(path)
-        for client in store.client_ids("train"):
-            store.read("train", client)
-
-    assert message in golden.refusal(read)
+    assert message in golden.refusal(_used, lambda: load_store(path))
 
 
 def _json(**changed: Any) -> Callable[[Path], None]:
@@ -259,74 +228,40 @@ def _clients_column(name: str, values: list[Any]) -> Callable[[Path], None]:
     return change
 
 
-def _examples_table(change_table: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        table = change_table(
-            pa.ipc.open_file(pa.BufferReader((path / EXAMPLES).read_bytes())).read_all()
-        )
-        with pa.ipc.new_file(str(path / EXAMPLES), table.schema) as file:
-            file.write_table(table)
-
-    return change
-
-
-def _content(name: str, content: bytes) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        (path / name).write_bytes(content)
-
-    return change
+def _without_tokens(path: Path) -> None:
+    table = pa.ipc.open_file(pa.BufferReader((path / EXAMPLES).read_bytes())).read_all()
+    place = table.column_names.index("tokens")
+    table = table.set_column(place, "tokens", pa.nulls(len(table), pa.string()))
+    with pa.ipc.new_file(str(path / EXAMPLES), table.schema) as file:
+        file.write_table(table)
 
 
 # The rows of the clients table are h, t, a and b, with 1, 1, 1 and 3 examples.
 @pytest.mark.parametrize(
     "damage",
     [
-        *(lambda path, n=n: (path / n).unlink() for n in (EXAMPLES, CLIENTS, STORE)),
-        *(
-            _content(n, content)
-            for n in (EXAMPLES, CLIENTS, STORE)
-            for content in (b"", b"\xff" * 99)
-        ),
-        *(
-            _json(**{name: None})
-            for name in ("digest", "vocabulary", "sentence_lengths", "features")
-        ),
+        *(lambda path, n=n: (path / n).unlink() for n in (EXAMPLES, STORE)),
+        *(lambda path, n=n: (path / n).write_bytes(b"\xff") for n in (EXAMPLES, CLIENTS, STORE)),
+        lambda path: (path / EXAMPLES).write_bytes(b""),
+        _json(version=2),
+        _json(digest=None),
         _json(digest=5),
-        _json(vocabulary=[["the", "many"]]),
-        _json(sentence_lengths=[["train", 1]]),
         _json(notes=[5]),
         _json(domains=["answer"]),
         _json(features={"tokens": {"dtype": "string", "shape": []}}),
-        _json(features={n: {"dtype": "int64", "shape": []} for n in _TEXT}),
-        _clients_column("count", [1, 1, 1, 99]),
         _clients_column("count", [1, 1, -1, 5]),
         _clients_column("count", [1, 1, 1, None]),
-        _clients_column("first", [0, 1, 2, 10**6]),
-        _clients_column("first", [0, 1, -2, 3]),
         _clients_column("first", [0, 0, 0, 0]),
         _clients_column("client", ["h", "t", "b", "b"]),
-        _clients_column("client", ["h", "t", "a", None]),
         _clients_column("client", [1, 2, 3, 4]),
         _clients_column("split", ["train", "test", "heldout", "train"]),
-        _examples_table(lambda table: table.slice(0, 4)),
-        _examples_table(lambda table: table.drop_columns(["tokens"])),
-        _examples_table(lambda t: t.set_column(0, t.column_names[0], pa.nulls(6, pa.string()))),
+        _without_tokens,
     ],
 )
 def test_damaged_store_folder_raises(tmp_path, damage):
     path = text_store(tmp_path / "s")
     damage(path)
     assert golden.refusal(load_store, path).startswith(f"{path}: expected a client store")
-
-
-@_both_forms
-def test_store_of_a_newer_version_raises(tmp_path, name):
-    path = text_store(tmp_path / name)
-    if path.is_dir():
-        _json(version=2)(path)
-    else:
-        _execute(path, "UPDATE tff_agnostic SET description = ?", '{"version": 2}')
-    assert "found 2; a newer store needs a newer program" in golden.refusal(load_store, path)
 
 
 def _used(load: Callable[[], Store]) -> None:
@@ -342,8 +277,13 @@ def _used(load: Callable[[], Store]) -> None:
 
 @golden.values
 def test_changed_export_raises(tmp_path, case):
+    """A case is SQL, SQL with a parameter, or changed entries of the description."""
     path = text_store(tmp_path / "s.sqlite")
     statement = (case,) if isinstance(case, str) else case
+    if isinstance(case, dict):
+        description = json.loads(load_store(path).description.to_json())
+        changed = json.dumps({**description, **case})
+        statement = ("UPDATE tff_agnostic SET description = ?", changed)
     try:
         _execute(path, *statement)
     except sqlite3.OperationalError as e:
@@ -354,31 +294,15 @@ def test_changed_export_raises(tmp_path, case):
 
 
 @golden.values
-def test_invalid_store_description_raises(tmp_path, case):
-    path = text_store(tmp_path / "s.sqlite")
-    description = json.loads(load_store(path).description.to_json())
-    text = json.dumps({**description, **case})
-    _execute(path, "UPDATE tff_agnostic SET description = ?", text)
-    return golden.refusal(_used, lambda: load_store(path))
-
-
-@golden.values
 def test_changed_tff_store_raises(tmp_path, case):
     rows = [(split, "a", {"tokens": "the cat"}) for split in ("train", "test")]
     path = _execute(tff_store(tmp_path / "s.sqlite", rows), case)
     return golden.refusal(_used, lambda: load_store(path))
 
 
-@pytest.mark.parametrize(
-    ("serialized", "features"),
-    [([b"\xff\xff\xff"], _TEXT), (None, {"tokens": Feature("string", (2,))})],
-)
-def test_protos_with_other_features_raise(tmp_path, serialized, features):
-    store = load_store(text_store(tmp_path / "s.sqlite"))
-    examples = serialized or store.read("train", "a")
-    assert golden.refusal(parse_examples, examples, features, "client a").startswith(
-        "client a: expected examples with "
-    )
+def test_invalid_protos_raise():
+    message = golden.refusal(parse_examples, [b"\xff\xff\xff"], _TEXT, "client a")
+    assert message.startswith("client a: expected examples with ")
 
 
 def test_vocabulary_digest_depends_on_words_and_order():
@@ -415,9 +339,7 @@ def test_clients_that_are_read_first_stay_in_memory(tmp_path):
     clients = _clients(load_store(path), to_examples=noted, max_kept_bytes=36)
     assert list(clients.client_ids) == ["a", "b"]
     for client in ("b", "a", "b", "a"):
-        result, alone = clients.read(client), _clients(load_store(path)).read(client)
-        for name in alone:
-            np.testing.assert_array_equal(result[name], alone[name])
+        clients.read(client)
     np.testing.assert_array_equal(clients.read("b")["x"], [[7], [3], [11]])
     np.testing.assert_array_equal(clients.read("b")["domain_id"], [0, 1, 0])
     assert parsed == ["b", "a", "a"]
@@ -436,22 +358,3 @@ def test_domain_counts_read_no_examples(tmp_path):
     np.testing.assert_array_equal(
         client_domain_counts(SelectedClients(clients, ["b"]), 2), [[2, 1]]
     )
-
-
-@pytest.mark.parametrize(
-    ("sql", "message"),
-    [
-        (
-            "INSERT INTO client_metadata VALUES ('b', 'train', 0)",
-            "client b: expected examples in split train, found none",
-        ),
-        (
-            "UPDATE client_metadata SET num_examples = 1",
-            "expected 1 example, as in client_metadata",
-        ),
-    ],
-)
-def test_wrong_tff_metadata_counts_raise(tmp_path, sql, message):
-    rows = [("train", "a", {"tokens": "x", "domain": "answer"})] * 2
-    clients = _clients(load_store(_execute(tff_store(tmp_path / "s.sqlite", rows), sql)))
-    assert message in golden.refusal(clients.read, clients.client_ids[-1])

@@ -1,22 +1,22 @@
 """Parsers of the real data sets, written from the import documentation.
 
-They use the standard library only, are slow, and share no code with `importing`.
+They use the standard library and NumPy only, are slow, and share no code with `importing`.
 """
 
 import csv
 import gzip
 import hashlib
-import html
-import io
 import math
 import re
 import struct
 import xml.etree.ElementTree as ElementTree
-import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Example(NamedTuple):
@@ -35,30 +35,51 @@ _HIDDEN = {"code", "pre", "script", "style"}
 _ABBREVIATIONS = {"cf", "dr", "e.g", "eq", "fig", "i.e", "mr", "mrs", "ms", "vs"}
 _QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: " - "}
 _QUOTES |= {0x2026: "...", 0xA0: " "}
-_LETTERS = set("abcdefghijklmnopqrstuvwxyz0123456789")
-_URL_ENDS = set(" \t\n\r\f\v<>\"')")
 _FORMULA = "\x7f"
+# A URL, a word of lower-case ASCII, or a sign.
+WORD = re.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"')]+|[a-z0-9]+(?:['-][a-z0-9]+)*|[^\sa-z0-9]")
 
 
-def paragraphs(body: str) -> Iterator[str]:
-    """Yields the text of each HTML paragraph, without code."""
-    text, hidden = "", 0
-    for part in re.split(r"(<!--.*?-->|</?[a-zA-Z][^>]*>)", body, flags=re.DOTALL):
-        tag = re.match(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)", part)
-        if part.startswith("<!--"):
-            continue
-        if not tag:
-            text += "" if hidden else html.unescape(part)
-            continue
-        closes, name = tag[1] == "/", tag[2].lower()
-        if name in _PARAGRAPHS:
-            yield text
-            text = ""
-        elif name in _HIDDEN and closes:
-            text += " "
-        if name in _HIDDEN and not part.endswith("/>"):
-            hidden = max(0, hidden + (-1 if closes else 1))
-    yield text
+class HtmlParagraphs(HTMLParser):
+    """Collects the text of each HTML paragraph, without hidden elements.
+
+    Args:
+        hidden: Elements whose text is left out.
+        code: Text that replaces each hidden `<code>`; a space replaces other hidden elements.
+    """
+
+    def __init__(self, hidden: Collection[str] = _HIDDEN, code: str = " ") -> None:
+        super().__init__()
+        self.texts, self._depth, self._hidden, self._code = [""], 0, hidden, code
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.handle_startendtag(tag, attrs)
+        self._depth += tag in self._hidden
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        if tag in _PARAGRAPHS:
+            self.texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _PARAGRAPHS:
+            self.texts.append("")
+        elif tag in self._hidden:
+            self.texts[-1] += self._code if tag == "code" and self._depth == 1 else " "
+        self._depth -= tag in self._hidden and self._depth > 0
+
+    def handle_data(self, data: str) -> None:
+        self.texts[-1] += "" if self._depth else data
+
+    def parse_html_declaration(self, i: int) -> int:
+        return self.parse_bogus_comment(i)
+
+
+def paragraphs(body: str, *settings: Any) -> list[str]:
+    """Returns the texts of `HtmlParagraphs` that are not blank."""
+    parser = HtmlParagraphs(*settings)
+    parser.feed(body)
+    parser.close()
+    return [text for text in parser.texts if text.strip()]
 
 
 def without_formulas(text: str) -> str:
@@ -116,37 +137,9 @@ def english_sentences(paragraph: str) -> Iterator[int]:
 
 
 def _count(sentence: str) -> Iterator[int]:
-    words, prose = 0, False
-    for run in sentence.split():
-        if run.isalnum():
-            words, prose = words + 1, True
-            continue
-        i = 0
-        while i < len(run):
-            words += 1
-            prose = prose or run[i] in _LETTERS or run[i] == _FORMULA
-            i = _word_end(run, i)
-    if prose:
-        yield words
-
-
-def _word_end(text: str, i: int) -> int:
-    for scheme in ("http://", "https://", "ftp://", "www."):
-        end = i + len(scheme)
-        if text.startswith(scheme, i) and end < len(text) and text[end] not in _URL_ENDS:
-            while end < len(text) and text[end] not in _URL_ENDS:
-                end += 1
-            return end
-    if text[i] not in _LETTERS:
-        return i + 1
-    while i < len(text):
-        if text[i] in _LETTERS:
-            i += 1
-        elif text[i] in "'-" and text[i + 1 : i + 2] in _LETTERS and text[i + 1 : i + 2]:
-            i += 2
-        else:
-            break
-    return i
+    words = WORD.findall(sentence)
+    if any(word[0].isalnum() or word == _FORMULA for word in words):
+        yield len(words)
 
 
 def stackexchange(folder: Path) -> tuple[Counter[str], list[Example]]:
@@ -193,22 +186,11 @@ def _sentences(words: list[str]) -> Iterator[list[str]]:
 
 def play_lines(path: Path, lines_per_client: int) -> list[Example]:
     """Returns the lines with words; each passage of `lines_per_client` such lines is a client."""
+    # A token is a word, with apostrophes and hyphens, or a run of one punctuation mark.
+    token = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|([^\w\s])\1*")
     examples: list[Example] = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        # A token is a word, with apostrophes and hyphens, or a run of one punctuation mark.
-        words, i = 0, 0
-        while i < len(line):
-            if line[i].isspace():
-                i += 1
-                continue
-            words += 1
-            if not line[i].isalnum():
-                i += len(line[i:]) - len(line[i:].lstrip(line[i]))
-                continue
-            while i < len(line) and (
-                line[i].isalnum() or (line[i] in "'-" and line[i + 1 : i + 2].isalnum())
-            ):
-                i += 1
+        words = len(token.findall(line))
         if words:
             passage = f"{path.stem}#{len(examples) // lines_per_client:04d}"
             examples.append(Example(passage, "plays", "", words, ""))
@@ -216,32 +198,12 @@ def play_lines(path: Path, lines_per_client: int) -> list[Example]:
 
 
 def mnist_by_writer(path: Path) -> list[Example]:
-    """Returns the examples of MNIST by writer; parses the .npy files without NumPy."""
-    examples = []
-    with zipfile.ZipFile(path) as archive:
-        for split in ("train", "test"):
-            columns = [
-                _array(archive.read(f"{name}_{split}.npy")) for name in ("writer", "hsf", "y")
-            ]
-            examples += [
-                Example(str(writer), str(hsf), split, 0, str(label))
-                for writer, hsf, label in zip(*columns)
-            ]
-    return examples
-
-
-def _array(content: bytes) -> list[int]:
-    file = io.BytesIO(content)
-    assert file.read(6) == b"\x93NUMPY" and file.read(2)[0] == 1
-    (size,) = struct.unpack("<H", file.read(2))
-    header = file.read(size).decode()
-    code = re.search(r"'descr': '([<|])([iu])(\d)'", header)
-    assert code is not None
-    width, signed = int(code[3]), code[2] == "i"
-    body = file.read()
+    """Returns the examples of MNIST by writer."""
+    arrays, names = np.load(path), ("writer", "hsf", "y")
     return [
-        int.from_bytes(body[i : i + width], "little", signed=signed)
-        for i in range(0, len(body), width)
+        Example(str(writer), str(hsf), split, 0, str(label))
+        for split in ("train", "test")
+        for writer, hsf, label in zip(*(arrays[f"{name}_{split}"] for name in names))
     ]
 
 
@@ -269,10 +231,7 @@ def split_by_rank(
 ) -> dict[str, str]:
     """Returns each client's split for seed 0 and shares 0.8 (train), 0.1 (heldout) and 0.1 (test).
 
-    Args:
-        examples: All examples of the data set.
-        by: Unit that stays in one split, "client" or "group".
-        group_by_client: Group of each client; None if `by` is "client".
+    The unit `by`, "client" or "group", stays in one split.
     """
     domains: defaultdict[str, Counter[str]] = defaultdict(Counter)
     clients: defaultdict[str, set[str]] = defaultdict(set)

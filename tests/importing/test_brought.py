@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
-from pyarrow import parquet
 
 from tests.support.imports import job, read, refused
 from tff_agnostic.base.errors import UserError
@@ -42,16 +40,14 @@ def _remarks(report: ImportReport) -> dict[str, str]:
     return {remark.kind: remark.text for remark in report.remarks}
 
 
-@pytest.mark.parametrize("row", ["b,p,1_000,1", "b,p,1,1_0", "b,p,\u0661,1", "b,p,1,\u0661"])
-def test_underscores_and_non_ascii_digits_raise(tmp_path, row):
-    rows = [dict(zip("udxy", line.split(","))) for line in ("a,p,1,0", row)]
+def test_digits_of_other_scripts_raise(tmp_path):
+    rows = [dict(zip("udxy", line.split(","))) for line in ("a,p,1,0", "b,p,\u0661,1")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    for path in (_csv(tmp_path, "a,p,1,0", row), tmp_path / "rows.jsonl"):
-        message = refused(path.suffix[1:], path, **_COLUMNS)
-        assert "expected numbers as features" in message or "expected a whole number" in message
+    for path in (_csv(tmp_path, "a,p,1,0", "b,p,\u0661,1"), tmp_path / "rows.jsonl"):
+        assert "expected numbers as features" in refused(path.suffix[1:], path, **_COLUMNS)
 
 
-@pytest.mark.parametrize("mark", ["?", "nan", "NaN", "NAN", " nan "])
+@pytest.mark.parametrize("mark", ["?", " NaN "])
 def test_missing_marks_apply_to_all_columns(tmp_path, mark):
     rows = (f"{mark},p,1,0", f"a,{mark},1,0", f"a,p,{mark},0", f"a,p,1,{mark}", "a,p,2,1")
     path = _csv(tmp_path, *rows)
@@ -68,13 +64,7 @@ def test_missing_marks_apply_to_all_columns(tmp_path, mark):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        ("a", "a "),
-        ("a", "\u00a0a"),
-        ("a", "a\u200b"),
-        ("caf\u00e9", "cafe\u0301"),
-        ("17", "17.0"),
-    ],
+    [("a", "\u00a0a"), ("a", "a\u200b"), ("caf\u00e9", "cafe\u0301"), ("17", "17.0")],
 )
 def test_spellings_of_a_name_are_one_client(tmp_path, one, other):
     path = _csv(tmp_path, f"{one},{one},1,0", f"{other},{other},2,1")
@@ -82,16 +72,6 @@ def test_spellings_of_a_name_are_one_client(tmp_path, one, other):
     assert report.splits["train"].clients == 1
     assert [*report.splits["train"].domains] == [one]
     assert f"such as {other!r} to {one!r}" in _remarks(report)["names"]
-
-
-def test_reserved_domain_with_leading_space_raises(tmp_path):
-    with pytest.raises(ValueError, match="expected other domain names than all"):
-        _imported(_csv(tmp_path, "a, all,1,0"))
-
-
-def test_control_characters_in_names_raise(tmp_path):
-    path = _csv(tmp_path, "a\x01b,p,1,0")
-    assert "expected a name without control characters in u" in refused("csv", path, **_COLUMNS)
 
 
 def test_integers_beyond_float32_are_reported(tmp_path):
@@ -102,13 +82,11 @@ def test_integers_beyond_float32_are_reported(tmp_path):
 def test_columns_with_equal_names_are_numbered(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("u,d,x,x,y\na,p,1,9,0\nb,p,2,8,1\n")
-    for columns, expected in (
-        (("x:2",), [[9], [8]]),
-        (("x:1", "x:2"), [[1, 9], [2, 8]]),
-        (("n:x:2;m:x:1",), [[9], [8]]),
+    for columns, name, expected in (
+        (("x:1", "x:2"), "x", [[1, 9], [2, 8]]),
+        (("n:x:2;m:x:1",), "n", [[9], [8]]),
     ):
         examples, _ = read("csv", path, **{**_COLUMNS, "feature_columns": columns})
-        name = "n" if columns[0].startswith("n") else "x"
         vectors = [example.record.features[name] for example in examples]
         np.testing.assert_array_equal(vectors, expected)
     examples, _ = read(
@@ -117,11 +95,10 @@ def test_columns_with_equal_names_are_numbered(tmp_path):
     assert [example.record.features["label"] for example in examples] == [9, 8]
 
 
-@pytest.mark.parametrize("text", ["1,5", " -0,25", "3"])
-def test_decimal_comma_is_read(tmp_path, text):
-    path = _csv(tmp_path, f'a,p,"{text}",0')
-    (example,), _ = read("csv", path, decimal="comma", **_COLUMNS)
-    assert example.record.features["x"].tolist() == [float(text.replace(",", "."))]
+def test_decimal_comma_is_read(tmp_path):
+    path = _csv(tmp_path, 'a,p," -0,25",0', "a,p,3,0")
+    examples, _ = read("csv", path, decimal="comma", **_COLUMNS)
+    assert [example.record.features["x"].tolist() for example in examples] == [[-0.25], [3]]
     wrong = _csv(tmp_path, "a,p,1.5,0")
     assert "expected numbers as features" in refused("csv", wrong, decimal="comma", **_COLUMNS)
 
@@ -129,7 +106,7 @@ def test_decimal_comma_is_read(tmp_path, text):
 _PACK = {".tsv": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.csv.gz", "a.csv.bz2", "a.csv.zip"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.csv.bz2", "a.csv.zip"])
 def test_tab_separated_and_compressed_tables_are_read(tmp_path, name):
     content = "u,d,x,y\n" + "".join(f"{k},p,{k * 7919},0\n" for k in range(5000))
     content = content.replace(",", "\t") if "tsv" in name else content
@@ -169,7 +146,6 @@ def test_each_row_may_be_a_client(tmp_path):
     report = _imported(path, client_column="row")
     assert sum(split.clients for split in report.splits.values()) == 10
     assert "Each row is a client" in _remarks(report)["rows_are_clients"]
-    assert "or row, which makes a client of each row" in refused("csv", path)
 
 
 def test_spreadsheet_or_unknown_file_name_raises(tmp_path):
@@ -182,7 +158,7 @@ def test_spreadsheet_or_unknown_file_name_raises(tmp_path):
         assert str(error.value).startswith(expected)
 
 
-@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet", "npz"])
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "npz"])
 def test_missing_options_are_listed_with_the_columns(tmp_path, ending):
     path = tmp_path / f"rows.{ending}"
     row = {"u": "a", "d": "p", "x": 1, "y": 0}
@@ -190,10 +166,8 @@ def test_missing_options_are_listed_with_the_columns(tmp_path, ending):
         path.write_text("u, d ,x,x\na,p,1,0\n")
     elif ending == "jsonl":
         path.write_text(f"\n{json.dumps(row)}\n")
-    elif ending == "npz":
-        np.savez(path, **{name: np.array([value]) for name, value in row.items()})
     else:
-        parquet.write_table(pa.Table.from_pylist([row]), path)
+        np.savez(path, **{name: np.array([value]) for name, value in row.items()})
     columns = "u, d, x:1, x:2" if ending == "csv" else "u, d, x, y"
     with pytest.raises(UserError) as error:
         job("", path, tmp_path / "s.store")
@@ -212,8 +186,7 @@ def test_error_about_inapplicable_option_omits_columns(tmp_path):
         job("csv", _csv(tmp_path, "a,p,one,0"), tmp_path / "s.store", **options)
 
 
-@pytest.mark.parametrize("feature", ["caf\u00e9", "cafe\u0301"])
-@pytest.mark.parametrize("label", ["y", " y"])
+@pytest.mark.parametrize(("feature", "label"), [("caf\u00e9", "y"), ("cafe\u0301", " y")])
 def test_column_names_match_other_spellings(tmp_path, feature, label):
     path = tmp_path / "rows.csv"
     path.write_text("u,d,cafe\u0301, y\na,p,2,1\n")
@@ -248,12 +221,3 @@ def test_control_characters_in_dumps_become_spaces(tmp_path):
     examples, log = read("stackexchange", path)
     assert {example.record.features["tokens"] for example in examples} == {"one two three ."}
     assert log.controls == 3 * 399 and log.num_records == 399
-
-
-def test_class_names_ignore_surrounding_spaces(tmp_path):
-    path = tmp_path / "a.npz"
-    labels = np.array(["no ", " yes", "yes"])
-    np.savez(path, x=np.ones([3, 2]), y=labels, who=np.arange(3))
-    options = {"client_column": "who", "domain_name": "d", "class_names": ("no", "yes")}
-    examples, _ = read("npz", path, **options)
-    assert [example.record.features["label"] for example in examples] == [0, 1, 1]

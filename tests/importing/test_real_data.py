@@ -57,7 +57,6 @@ def _cells(
 
 
 def _read(format_: str, path: Path, log: ReadLog, **options: Any) -> Iterator[Example]:
-    """"""
     reading = FORMATS[format_].read(ImportOptions(format=format_, **options), [path], log)
     for example in (example for rows in reading for example in source_examples(rows)):
         record = example.record

@@ -104,7 +104,6 @@ def test_split_sizes_are_rounded_shares(count, minimum, expected):
 
 def test_split_sizes_omit_absent_splits():
     assert split_sizes(10, {"test": 0.3, "train": 0.7}, 1) == {"test": 3, "train": 7}
-    assert split_sizes(10, {"train": 1}, 5) == {"train": 10}
 
 
 def test_strata_are_the_most_frequent_domains():
@@ -135,60 +134,39 @@ def test_splits_by_rank_move_few_units():
     assert 0 < len(moved) < 100
 
 
-def _thirty_domains(folder, clients):
-    """Writes 30-word sentences of `clients` clients; most clients have one domain.
-
-    Returns:
-        The file, and the number of clients per domain.
-    """
-    draw = random.Random(1)
-    domains = [f"d{k:02d}" for k in range(30)]
-    home = domains + draw.choices(domains, [1 / (k + 1) for k in range(30)], k=clients - 30)
-    text = " ".join(f"w{k}" for k in range(30))
-    rows = [
-        f"u{k},{domain},{text}" for k, domain in enumerate(home) for _ in range(draw.randint(1, 40))
-    ]
-    draw.shuffle(rows)
-    path = folder / "rows.csv"
+def test_splits_by_rank_reach_every_domain(tmp_path):
+    home = ["a", "b", "b", *["c"] * 20]
+    path, store = tmp_path / "rows.csv", tmp_path / "s.sqlite"
+    rows = [f"u{k},{domain},{'word ' * 30}" for k, domain in enumerate(home)]
     path.write_text("\n".join(["who,where,text", *rows]) + "\n")
-    return path, Counter(home)
-
-
-@pytest.mark.nightly
-def test_splits_by_rank_reach_all_thirty_domains(tmp_path):
-    path, client_counts = _thirty_domains(tmp_path, 140)
-    single = sorted(name for name, n in client_counts.items() if n == 1)
-    remarks = {}
-    for name, options in (("by_hash", {"stratify": False}), ("by_rank", {})):
-        store = tmp_path / f"{name}.sqlite"
-        report = job("csv", path, store, **_ROW_OPTIONS, **options).run(ReadLog())
-        remarks[name] = {
-            (r.kind, r.figures.get("split")): r.figures.get("domains") for r in report.remarks
-        }
-        assert ("words_cut", None) in remarks[name]
-    # Splits by hash leave half of the domains without a test client; splits by rank only leave out
-    # domains with one client.
-    assert len(remarks["by_hash"]["domains_without_examples", "test"]) >= 15
-    assert remarks["by_rank"]["domains_without_examples", "test"] == single
-    assert ("domains_without_examples", "train") not in remarks["by_rank"]
+    report = job("csv", path, store, **_ROW_OPTIONS).run(ReadLog())
     counts = Counter((domain, split) for _, domain, split in stored_counts(store))
-    for domain, count in client_counts.items():
+    for domain, count in Counter(home).items():
         for split, size in split_sizes(count, _STRATUM_SHARES, 1).items():
             assert counts[domain, split] == size
+    remarks = {(r.kind, r.figures.get("split")): r.figures.get("domains") for r in report.remarks}
+    # Only a domain with one client lacks a test client.
+    assert remarks["domains_without_examples", "test"] == ["a"]
+    assert ("domains_without_examples", "train") not in remarks
+    assert ("words_cut", None) in remarks
 
 
 @pytest.mark.nightly
 def test_new_clients_change_few_splits_of_others(tmp_path):
-    path, _ = _thirty_domains(tmp_path, 400)
-    rows = path.read_text().splitlines()
-    newest = {f"u{k}" for k in range(360, 400)}
-    result = []
-    for k, kept in enumerate((rows, [r for r in rows if r.partition(",")[0] not in newest])):
-        path.write_text("\n".join(kept) + "\n")
-        store = tmp_path / f"{k}.sqlite"
+    draw = random.Random(1)
+    domains = [f"d{k:02d}" for k in range(30)]
+    home = domains + draw.choices(domains, [1 / (k + 1) for k in range(30)], k=370)
+    rows = [(k, f"u{k},{d},word") for k, d in enumerate(home) for _ in range(draw.randint(1, 40))]
+    draw.shuffle(rows)
+    path, result = tmp_path / "rows.csv", []
+    for count in (400, 360):
+        kept = [row for client, row in rows if client < count]
+        path.write_text("\n".join(["who,where,text", *kept]) + "\n")
+        store = tmp_path / f"{count}.sqlite"
         job("csv", path, store, **_ROW_OPTIONS).run(ReadLog())
         result.append(stored_splits(store))
     new, old = result
+    assert (len(new), len(old)) == (400, 360)
     moved = [client for client, split in old.items() if new[client] != split]
     assert len(moved) <= len(old) / 20
 

@@ -12,19 +12,13 @@ from pyarrow import parquet
 
 from tests.support import golden
 from tests.support.imports import read, refused, write_csv
+from tff_agnostic.importing.options import ImportOptions
+from tff_agnostic.importing.text import Normalizer
 
 _ROWS = [
     {"who": "ann", "where": "x", "a": 1.0, "b": -2.5, "y": 0, "text": "Hi, Bob!", "film": "f"},
     {"who": "bob", "where": "y", "a": 3.0, "b": 1e-3, "y": 2, "text": "It's 'me'.", "film": "f"},
-    {
-        "who": "ann",
-        "where": "y",
-        "a": 0.0,
-        "b": 4.0,
-        "y": 1,
-        "text": "So... well-known",
-        "film": "g",
-    },
+    {"who": "ann", "where": "y", "a": 0.0, "b": 4.0, "y": 1, "text": "So... now", "film": "g"},
 ]
 _NUMBERS: dict[str, Any] = {
     "client_column": "who",
@@ -70,7 +64,7 @@ def test_texts_are_tokenised_with_groups_and_labels(tmp_path, format_):
     assert [(e.record.features["tokens"], e.record.features["label"]) for e in examples] == [
         ("Hi , Bob !", 0),
         ("It's ' me ' .", 2),
-        ("So ... well-known", 1),
+        ("So ... now", 1),
     ]
     assert [e.group for e in examples] == ["f", "f", "g"]
     assert log.skipped == {"text without words": 1}
@@ -90,22 +84,14 @@ def test_class_names_become_label_numbers(tmp_path, format_):
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
-@pytest.mark.parametrize("labels", [(0.5, -2.0, 1e3), (3, -2, 0)])
-def test_labels_may_be_real_numbers(tmp_path, format_, labels):
+def test_labels_may_be_real_numbers(tmp_path, format_):
+    labels = [0.5, -2, 1e3]
     path = _write(format_, tmp_path, [{**row, "y": y} for row, y in zip(_ROWS, labels)])
     examples, _ = read(format_, path, label_kind="number", **_NUMBERS)
     read_labels = [e.record.features["label"] for e in examples]
-    assert read_labels == list(labels) and {*map(type, read_labels)} == {float}
-    if labels[0] == 0.5:
-        message = refused(format_, path, **_NUMBERS)
-        assert message.endswith("(label_kind=number is for labels that are real numbers)")
-
-
-@golden.values
-def test_invalid_real_label_raises(tmp_path, case):
-    rows = [{**row, "y": y} for row, y in zip(_ROWS, ("0.5", case, "1"))]
-    message = refused("csv", _write("csv", tmp_path, rows), label_kind="number", **_NUMBERS)
-    return message.removeprefix("rows.csv:3: ")
+    assert read_labels == labels and {*map(type, read_labels)} == {float}
+    message = refused(format_, path, **_NUMBERS)
+    assert message.endswith("(label_kind=number is for labels that are real numbers)")
 
 
 @pytest.mark.parametrize("format_", _FORMATS)
@@ -131,8 +117,6 @@ def test_rows_beyond_max_records_are_not_checked(tmp_path, format_):
 @pytest.mark.parametrize("format_", _FORMATS)
 def test_files_in_a_folder_are_read_once(tmp_path, format_):
     path = _write(format_, tmp_path, _ROWS)
-    message = refused(format_, path, **{**_NUMBERS, "domain_column": "country"})
-    assert "column 'country', found who, where, a, b, y, text, film" in message
     (tmp_path / "more").mkdir()
     other = _write(format_, tmp_path / "more", _ROWS[:1])
     examples, _ = read(format_, tmp_path, **_NUMBERS)
@@ -150,13 +134,6 @@ def test_files_in_a_folder_are_read_once(tmp_path, format_):
 def test_wrong_table_options_raise(tmp_path, case):
     path = _write("csv", tmp_path, _ROWS)
     return refused("csv", path, **{**_NUMBERS, **case})
-
-
-@pytest.mark.parametrize("option", [{"class_names": ("a",)}, {"label_kind": "number"}])
-def test_label_options_without_labels_raise(tmp_path, option):
-    (name,) = option
-    message = refused("csv", _write("csv", tmp_path, _ROWS), **_TEXT, **option)
-    assert message.startswith(f"{name}: expected no value without label_column")
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
@@ -233,7 +210,7 @@ _HEADER = "who,where,a,b,y\n"
 
 @pytest.mark.parametrize(
     ("encoding", "name"),
-    [("cp1252", "José"), ("latin-1", "José"), ("utf-16", "Zoë 李"), ("utf-8", "Zoë 李")],
+    [("cp1252", "José"), ("utf-16", "Zoë 李"), ("utf-8", "Zoë 李")],
 )
 def test_encodings_are_read(tmp_path, encoding, name):
     path = tmp_path / "rows.csv"
@@ -244,9 +221,7 @@ def test_encodings_are_read(tmp_path, encoding, name):
     assert [(e.record.client, e.record.domain) for e in examples] == [(name, odd), ("ann", "x")]
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "sign"), [("semicolon", ";"), (";", ";"), ("tab", "\t"), ("~", "~")]
-)
+@pytest.mark.parametrize(("delimiter", "sign"), [("tab", "\t"), ("~", "~")])
 def test_delimiters_separate_columns(tmp_path, delimiter, sign):
     path = tmp_path / "rows.csv"
     path.write_text(f"{_HEADER}ann,x,1.5,2,0\n".replace(",", sign))
@@ -261,30 +236,19 @@ def test_delimiters_separate_columns(tmp_path, delimiter, sign):
         (_HEADER, {"feature_columns": ("a", "bb")}, "(did you mean b?)"),
         (f"{_HEADER}ann,x,1,,0\n", {}, "found '' in b (set missing_values"),
         (f'{_HEADER}ann,x,"1,400",2,0\n', {}, "found '1,400' in a (write numbers without signs"),
-        (f"{_HEADER}ann,x,45%,2,0\n", {}, "found '45%' in a (write no units)"),
         (
-            f'{_HEADER}ann,x,"1,5",2,0\n',
+            f"{_HEADER}ann,x,1_000,2,0\n",
             {},
-            "found '1,5' in a (decimal=comma reads",
+            "found '1_000' in a (write numbers without underscores",
         ),
+        (f"{_HEADER}ann,x,45%,2,0\n", {}, "found '45%' in a (write no units)"),
+        (f'{_HEADER}ann,x,"1,5",2,0\n', {}, "found '1,5' in a (decimal=comma reads"),
         (f"{_HEADER}ann,x,5A,2,0\n", {}, "found '5A' in a (categorical_columns is for names)"),
         ("PK\x03\x04", {}, "expected text, found an archive, as spreadsheets are (save the sheet"),
-        ("PAR1....", {}, "found a Parquet file (format=parquet reads it)"),
-        ("BZh91AY", {}, "found a bzip2 file (it is read if its name ends in .bz2)"),
         ("SQLite format 3\0", {}, "found an SQLite database"),
-        ("\xd0\xcf\x11\xe0\xa1", {}, "found a spreadsheet (save the sheet as CSV)"),
-        ("\x1f\x8b\x08\x00", {}, "found a gzip file (it is read if its name ends in .gz)"),
-        ("\x80\x04\x95\x00", {}, "found a pickle, which may run code"),
-        (
-            f"{_HEADER}ann,x,1,inf,0\n",
-            {},
-            "expected features that are finite as float32 (at most 3.4e38), found inf in b",
-        ),
-        (f"{_HEADER}ann,x,1,2,\n", {}, "expected a label, found '' (bad_records=skip"),
         (f"{_HEADER}ann,x,1,2,NA\n", {}, "number as label, found 'NA' (bad_records=skip leaves"),
         (f"{_HEADER}a,x,1,2,0\nJosé,x,1,2,0\n", {}, "rows.csv:3: expected UTF-8, found byte 0xe9"),
         (f"{_HEADER}José,x,1,2,0\n", {}, "column 4 (encoding=cp1252 is for what Excel"),
-        (f"{_HEADER}a,\xf0\x9f\x98,1,2,0\n", {}, "column 3 (encoding=cp1252 is for what Excel"),
         (f"{_HEADER}a,\x81,1,2,0\n", {}, "column 3 (encoding_errors=replace replaces it"),
         ("\xff\xfew\0", {}, "in column 1 (it begins as UTF-16 does: encoding=utf-16 reads it)"),
         ("\xff\xfe\0\0w", {}, "in column 1 (it begins as UTF-32 does: save it as UTF-8)"),
@@ -302,31 +266,20 @@ def test_errors_in_tables_suggest_a_fix(tmp_path, content, options, expected):
     ("text", "words"),
     [
         ("हिन्दी भाषा, दो", "हिन्दी भाषा , दो"),
-        ("தமிழ் மொழி", "தமிழ் மொழி"),
-        ("ภาษาไทย ดี", "ภาษาไทย ดี"),
         ("العَرَبِيَّة لغة", "العَرَبِيَّة لغة"),
         ("cafe\u0301 la\u0300", "cafe\u0301 la\u0300"),
         # Persian: a zero-width non-joiner does not separate words.
         ("\u0645\u06cc\u200c\u062e\u0648", "\u0645\u06cc\u200c\u062e\u0648"),
     ],
 )
-def test_combining_marks_stay_within_tokens(tmp_path, text, words):
-    path = _write("jsonl", tmp_path, [{"who": "a", "where": "x", "text": text}])
-    ((example,), _) = read("jsonl", path, **_TEXT)
-    assert example.record.features["tokens"] == words
-    for more in ({"punctuation": "drop"}, {"tokenizer": "letters"}):
-        ((example,), _) = read("jsonl", path, **_TEXT, **more)
-        kept = words.replace(" ,", "").replace("\u200c", "" if "tokenizer" in more else "\u200c")
-        assert example.record.features["tokens"] == kept
-
-
-def test_integer_and_real_ids_are_one_client(tmp_path):
-    """pandas writes ids as real numbers if a column has missing ids."""
-    records = []
-    for number in (17.0, 17):
-        path = _write("parquet", tmp_path, [{**row, "who": number, "where": 2} for row in _ROWS])
-        records += [example.record for example in read("parquet", path, **_NUMBERS)[0]]
-    assert {(record.client, record.domain) for record in records} == {("17", "2")}
+def test_combining_marks_stay_within_tokens(text, words):
+    for options, expected in (
+        ({}, words),
+        ({"punctuation": "drop"}, words.replace(" ,", "")),
+        ({"tokenizer": "letters"}, words.replace(" ,", "").replace("\u200c", "")),
+    ):
+        normalizer = Normalizer(ImportOptions(**options), "words")
+        assert normalizer.sentence(normalizer.tokenize(text)) == expected
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "csv"])
@@ -337,10 +290,3 @@ def test_missing_marks_match_numbers(tmp_path, format_):
     examples, _ = read(format_, path, **_NUMBERS, **options)
     # The store later replaces NaN by 0 and sets an indicator.
     assert [math.isnan(e.record.features["x"][0]) for e in examples] == [True, True, False]
-
-
-def test_missing_marks_do_not_apply_to_labels(tmp_path):
-    path = _write("parquet", tmp_path, [{**row, "a": 0.0} for row in _ROWS])
-    examples, _ = read("parquet", path, **_NUMBERS, missing_values="mark", missing_marks=("0",))
-    assert [e.record.features["label"] for e in examples] == [0, 2, 1]
-    assert all(math.isnan(e.record.features["x"][0]) for e in examples)

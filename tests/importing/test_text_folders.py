@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import golden
-from tests.support.imports import REAL, needs, read, refused
+from tests.support.imports import REAL, job, needs, read, refused, stored_counts
 from tff_agnostic.importing import text_folders
 from tff_agnostic.importing.text import html_blocks, split_sentences
 
@@ -26,35 +26,23 @@ def _tokens(folder: Path, **options: str) -> list[str]:
 
 
 def test_each_text_file_is_a_client(tmp_path):
-    folder = _texts(tmp_path, ar__1="Hola . ¿ Qué tal ?", es__1="Vale", ar__2="No , no !\nSí .")
+    folder = _texts(tmp_path, ar__1="Hola . ¿ ? ' ! ¿ Qué tal ?", es__1="No , no !\nSí .")
     examples, log = read("text_folders", folder)
     result = [(e.record.client, e.record.domain, e.place, e.group) for e in examples]
     assert result == [
         ("ar/1", "ar", "ar/1:0", "ar/1"),
         ("ar/1", "ar", "ar/1:1", "ar/1"),
-        ("ar/2", "ar", "ar/2:0", "ar/2"),
-        ("ar/2", "ar", "ar/2:1", "ar/2"),
         ("es/1", "es", "es/1:0", "es/1"),
+        ("es/1", "es", "es/1:1", "es/1"),
     ]
-    assert [e.record.features for e in examples] == [
-        {"tokens": "Hola ."},
-        {"tokens": "¿ Qué tal ?"},
-        {"tokens": "No , no !"},
-        {"tokens": "Sí ."},
-        {"tokens": "Vale"},
-    ]
-    assert (log.num_records, log.skipped) == (5, {})
+    tokens = [e.record.features["tokens"] for e in examples]
+    assert tokens == ["Hola .", "¿ Qué tal ?", "No , no !", "Sí ."]
+    assert (log.num_records, log.skipped) == (6, {"sentence without words": 2})
 
 
 @golden.values
 def test_sentences_end_at_punctuation(tmp_path, case):
     return str(_tokens(_texts(tmp_path, ar__1=case)))
-
-
-def test_sentences_without_words_are_counted(tmp_path):
-    _, log = read("text_folders", _texts(tmp_path, ar__1="- . a . ¿ ?", ar__2="' !"))
-    assert log.skipped == {"sentence without words": 3}
-    assert log.num_records == 4
 
 
 def test_words_depend_on_options_tokenizer_case_and_punctuation(tmp_path):
@@ -71,18 +59,11 @@ def test_block_size_does_not_change_words_or_letters(tmp_path, monkeypatch):
     text = "El niño está aquí . ¿ Dónde está ? " * 5
     folder = _texts(tmp_path, ar__1=text)
     whole = _tokens(folder)
-    for size in (1, 2, 3, 7, 64):
-        monkeypatch.setattr(text_folders, "_BLOCK", size)
-        if size > 6:
-            assert _tokens(folder) == whole
-        else:
-            # Words longer than a block are split, but never inside a letter's bytes.
-            assert "".join(_tokens(folder)).replace(" ", "") == text.replace(" ", "")
-
-
-def test_text_without_sentence_ends_is_split(tmp_path):
-    lengths = [len(t.split()) for t in _tokens(_texts(tmp_path, ar__1="word " * 2500))]
-    assert lengths == [1000, 1000, 500]
+    monkeypatch.setattr(text_folders, "_BLOCK", 7)
+    assert _tokens(folder) == whole
+    # Words longer than a block are split, but never inside a letter's bytes.
+    monkeypatch.setattr(text_folders, "_BLOCK", 1)
+    assert "".join(_tokens(folder)).replace(" ", "") == text.replace(" ", "")
 
 
 def test_domain_folders_are_read_recursively(tmp_path):
@@ -98,7 +79,7 @@ def test_domain_folders_are_read_recursively(tmp_path):
     assert "expected different names in different inputs" in message
 
 
-@pytest.mark.parametrize("start", [0, 10, 70_000, 200_001])
+@pytest.mark.parametrize("start", [0, 70_000])
 def test_invalid_utf8_is_reported_with_its_place(tmp_path, start):
     folder = _texts(tmp_path, ar__1="")
     path = folder / "ar" / "1.txt"
@@ -121,13 +102,6 @@ def test_invalid_folders_raise(tmp_path):
     other = tmp_path / "1.csv"
     other.touch()
     assert refused("text_folders", other).endswith("a folder, or a text .txt, found neither")
-    options = {"sentences_per_group": 4, "sentences_per_client": 3, "domain_name": "d"}
-    for split_by, expected in (
-        ("group", "a multiple of sentences_per_client, which is 3, found 4"),
-        ("client", "no value without split_by=group"),
-    ):
-        message = refused("text_folders", tmp_path / "ar", split_by=split_by, **options)
-        assert message.startswith(f"sentences_per_group: expected {expected}")
 
 
 def test_texts_may_have_one_domain(tmp_path):
@@ -144,53 +118,39 @@ def test_texts_may_have_one_domain(tmp_path):
     assert log.skipped == {"text outside of the domains' folders": 1}
 
 
-_TREEBANK = """ no it was n't black monday
- but while the <unk> industrial average fell N points
- the $ N billion <unk> said mr. smith 's u.s. unit ; \\ a <unk>
-
- quotes at N N
-"""
-
-
 def test_lines_may_be_sentences(tmp_path):
-    folder = _texts(tmp_path, ptb__train=_TREEBANK)
-    lines = [" ".join(line.split()) for line in _TREEBANK.splitlines() if line.strip()]
+    lines = ["it was n't monday", "the <unk> said mr. <unk> ; 's", "quotes at N"]
+    folder = _texts(tmp_path, ptb__train=f" {lines[0]}\n {lines[1]}\n\n {lines[2]}\n")
     assert _tokens(folder, sentences="lines") == lines
-    assert _tokens(folder, sentences="lines", tokenizer="words")[0] == "no it was n't black monday"
+    assert _tokens(folder, sentences="lines", tokenizer="words")[0] == lines[0]
     # Every tokenizer keeps special words such as <unk>, and their case.
     for options in ({"tokenizer": "words"}, {"case": "upper"}, {"punctuation": "drop"}):
         tokens = _tokens(folder, sentences="lines", **options)
-        assert [t.split().count("<unk>") for t in tokens] == [0, 1, 2, 0]
-    assert _tokens(folder, sentences="lines", case="upper")[3] == "QUOTES AT N N"
+        assert [t.split().count("<unk>") for t in tokens] == [0, 2, 0]
+    assert _tokens(folder, sentences="lines", case="upper")[2] == "QUOTES AT N"
     # By punctuation, the complete file is one sentence.
     assert len(_tokens(folder)) == 1
 
 
-def test_option_sentences_none_splits_by_length(tmp_path, monkeypatch):
+def test_long_sentences_are_split(tmp_path, monkeypatch):
     words = [f"w{k}" for k in range(2500)]
-    text = "\n".join(" ".join(words[k : k + 30]) + " ." for k in range(0, 2500, 30))
-    folder = _texts(tmp_path / "lines", ar__1=text)
-    whole = text.split()
+    expected = [" ".join(words[k : k + 1000]) for k in (0, 1000, 2000)]
+    folder = _texts(tmp_path / "a", ar__1="\n".join(words))
+    one_line = _texts(tmp_path / "b", ar__1=" ".join(words))
     for block in (64, 1 << 16):
         monkeypatch.setattr(text_folders, "_BLOCK", block)
-        tokens = _tokens(folder, sentences="none")
-        assert [len(t.split()) for t in tokens] == [1000, 1000, len(whole) - 2000]
-        assert " ".join(tokens).split() == whole
-        # A line that is too long is split at the same words for any block size.
-        one_line = _texts(tmp_path / "one", ar__1=text.replace("\n", " "))
-        assert _tokens(one_line, sentences="lines") == tokens
+        assert _tokens(folder, sentences="none") == expected
+        assert _tokens(one_line, sentences="lines") == expected
+        assert _tokens(one_line) == expected
 
 
 def test_passages_become_clients_and_groups(tmp_path):
     folder = _texts(tmp_path, plays__1="\n".join("abcdefg"))
     options = {"sentences_per_client": 2, "sentences_per_group": 4, "split_by": "group"}
     examples, _ = read("text_folders", folder, sentences="lines", **options)
-    assert [(e.record.client[-1], e.group) for e in examples] == [
-        *[("0", "plays/1#0000")] * 2,
-        *[("1", "plays/1#0000")] * 2,
-        *[("2", "plays/1#0001")] * 2,
-        ("3", "plays/1#0001"),
-    ]
+    assert (examples[0].record.client, examples[0].group) == ("plays/1#0000", "plays/1#0000")
+    assert "".join(e.record.client[-1] for e in examples) == "0011223"
+    assert "".join(str(e.group)[-1] for e in examples) == "0000111"
 
 
 # --- Plays
@@ -214,13 +174,13 @@ def test_speakers_in_plays_are_clients(tmp_path):
     ]
     assert [e.place for e in examples] == ["play.txt:1", "play.txt:6"]
     assert (log.num_records, log.skipped) == (3, {"speech without words": 1})
-
-
-def test_plays_accept_domain_name_and_tokenizer(tmp_path):
+    job("plays", tmp_path / "play.txt", tmp_path / "s", split=("train:1",)).run(log)
+    names = ("First Citizen", "ALL")
+    assert stored_counts(tmp_path / "s") == {(name, "play", "train"): 1 for name in names}
     options = {"tokenizer": "letters", "case": "lower", "domain_name": "all"}
-    examples, _ = read("plays", _text(tmp_path), **options)
-    texts = [(e.record.domain, e.record.features["tokens"]) for e in examples]
-    assert texts == [("all", "before we proceed knowt"), ("all", "speak speak")]
+    (first, _), _ = read("plays", _text(tmp_path), **options)
+    assert first.record.domain == "all"
+    assert first.record.features["tokens"] == "before we proceed knowt"
 
 
 def test_speech_without_speaker_is_skipped(tmp_path):

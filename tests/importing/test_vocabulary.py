@@ -9,7 +9,7 @@ import pytest
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.data.store_format import Record
 from tff_agnostic.importing import source
-from tff_agnostic.importing.cells import CellError, Labels
+from tff_agnostic.importing.cells import CellError, Labels, MissingValues
 from tff_agnostic.importing.importer import DomainNames
 from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.importing.source import ReadLog, SourceExample, rows_of
@@ -97,20 +97,34 @@ def test_domain_count_is_bounded():
 
 
 @pytest.mark.parametrize(
-    ("value", "number"), [(3, 3), ("3", 3), (3.0, 3), ("3.0", 3), (True, 1), ("+2", 2), (" 1 ", 1)]
+    ("value", "number"), [(3.0, 3), ("3.0", 3), (True, 1), ("+2", 2), (" 1 ", 1)]
 )
 def test_integers_in_any_spelling_are_labels(value, number):
     assert Labels(ImportOptions()).parse_number(value) == number
 
 
-@pytest.mark.parametrize(
-    "value", [None, "", "a", 0.5, "nan", math.inf, [1], {}, "1_0", "\u0661", -1]
-)
+@pytest.mark.parametrize("value", [None, " ", "a", 0.5, "nan", math.inf, [1], "1_0", "\u0661", -1])
 def test_invalid_labels_raise(value):
     with pytest.raises(CellError, match="expected a "):
         Labels(ImportOptions()).parse_number(value)
 
 
+@pytest.mark.parametrize("value", ["much", "nan", "-inf", "1e39"])
+def test_invalid_real_labels_raise(value):
+    with pytest.raises(CellError, match="expected a "):
+        Labels(ImportOptions(label_kind="number")).parse_number(value)
+
+
+def test_real_ids_are_named_like_integers():
+    """pandas writes ids as real numbers if a column has missing ids."""
+    names = MissingValues(ImportOptions())
+    assert {names.name(value, "who") for value in (17, 17.0, "17.0")} == {"17"}
+
+
+def test_missing_marks_do_not_apply_to_numeric_labels():
+    assert Labels(ImportOptions(missing_marks=("0",))).parse_number(0) == 0
+
+
 def test_class_names_precede_label_numbers():
     labels = Labels(ImportOptions(class_names=("1", "0")))
-    assert [labels.parse_number(value) for value in ("1", "0", 1, 0)] == [0, 1, 1, 0]
+    assert [labels.parse_number(value) for value in (" 1", "0 ", 1, 0)] == [0, 1, 1, 0]
