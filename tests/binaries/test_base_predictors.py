@@ -81,7 +81,9 @@ def test_boosting_run_resumes_with_moved_predictors(call, trained):
     other = ("--resume", "--rounds=4", "--output_dir=short", "--base_predictors=o.npz")
     error = call(train, *other).error
     assert "expected the base_predictors that the run there was trained with" in error
-    assert error.endswith("; an ensemble of Keras files goes on with the Keras that it began with")
+    assert error.endswith(
+        "; an ensemble of Keras files is resumed with the Keras that it began with"
+    )
 
 
 @pytest.mark.slow

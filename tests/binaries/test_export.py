@@ -147,7 +147,6 @@ def test_rejects_invalid_flags(folder, arguments):
 def test_rejects_invalid_checkpoints(call, folder, trained, arguments):
     for name in ("run", "damaged", "foreign"):
         shutil.copytree(trained, folder / name)
-    (folder / "empty").mkdir()
     (folder / "damaged" / "checkpoints" / "round_00000002.npz").write_bytes(b"PK\x03\x04")
     (folder / "foreign" / "config.json").unlink()
     return call.refused(folder, export, *arguments, "--output_dir=new/export")

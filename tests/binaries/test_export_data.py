@@ -28,7 +28,6 @@ def test_exported_file_has_clients_of_store(tmp_path):
     ("flags", "expected"),
     [
         ("", "--data: expected the client store, as import_data makes it, found none"),
-        ("--data=s.store", "--output: expected the file to write, found none"),
         ("--data=none --output=o", "--data: none: expected a client store, found nothing"),
         ("--data=s.sqlite --output=o", "expected a folder, found a file in TFF's format"),
         ("--data=s.store --output=s.sqlite", "stores are not overwritten"),

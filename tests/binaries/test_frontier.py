@@ -9,8 +9,7 @@ import pytest
 
 from binaries import frontier
 from tests.support import golden
-from tests.support.commands import TOY, Caller, stopped, tree
-from tests.support.stores import LOGISTIC_REGRESSION, points_store
+from tests.support.commands import TOY, Caller, stopped, tree, write_points
 from tff_agnostic.base.files import read_json
 from tff_agnostic.program import progress
 from tff_agnostic.program.studies import frontier_command
@@ -49,12 +48,7 @@ def _json(path: Path) -> dict:
 
 @pytest.mark.nightly
 def test_mixtures_reach_their_optima(exact):
-    path, printed = exact
-    content = _json(path)
-    assert printed.startswith(
-        "13 runs on toy_regression: 11 mixtures and fed_avg, agnostic_fed_avg, 1 trial of each; "
-        f"fewer with smaller --grid_points or --trials: {path}\n"
-    )
+    content = _json(exact[0])
     domains = list(content["mixtures"]["training_mixture"]["lambda"])
     lambdas = {"training_mixture": _SHARES}
     for i in range(5):
@@ -86,10 +80,8 @@ def test_verdict_begins_with_the_best_mixture(exact):
     assert content["best"] == "to_1_0.5" and "fed_avg" in content["missed_by"]
     best = content["results"]["to_1_0.5"]["(worst)"]["loss"]["mean"]
     assert best == pytest.approx(1.0125**2 + _VARIANCE, rel=1e-4)
-    first, second, *_ = content["sentences"]
+    first = content["sentences"][0]
     assert first.startswith("A mixture helps, and ")
-    assert second.startswith("50% of the way to center -0.4 is better than training mixture in the")
-    assert any(line.startswith("FedAvg is worse than 50% of the") for line in content["sentences"])
     assert printed.splitlines()[-1] == f"report: {path / 'report.html'}"
     assert printed.index(first) < printed.index("\nloss on the test clients")
     page = html.unescape((path / "report.html").read_text())
@@ -104,18 +96,8 @@ _SHORT = (
 
 @pytest.fixture
 def two_domains(folder) -> Path:
-    """The working directory, with clients of two domains that need different weights."""
-    rng = np.random.default_rng(0)
-    clients = []
-    for split, num_clients in (("train", 4), ("test", 2)):
-        for k in range(num_clients):
-            domain_id = np.arange(40) % 4 // 3
-            x = rng.normal(size=(40, 2))
-            y = np.where(domain_id == 0, x[:, 0], x[:, 1]) > 0
-            names = [("often", "rare")[i] for i in domain_id]
-            clients.append((split, f"client_{k}", x, y, names))
-    points_store(folder / "clients.sqlite", clients)
-    (folder / "model.py").write_text(LOGISTIC_REGRESSION)
+    """The working directory, with clients of two domains."""
+    write_points(folder / "clients.sqlite", ("often", "often", "often", "rare"))
     return folder
 
 

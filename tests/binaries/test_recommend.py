@@ -55,10 +55,6 @@ def _content(path: Path):
     return read_json(path / "recommendation.json")
 
 
-def _tables(path: Path):
-    return {block["table"]: block["rows"] for block in page_blocks(path) if "table" in block}
-
-
 @pytest.fixture(scope="module")
 def recommended(call: Caller, data, tmp_path_factory):
     path = tmp_path_factory.mktemp("recommended") / "runs"
@@ -74,7 +70,7 @@ def test_result_files_have_choice_and_commands(recommended, data):
     assert content["sentences"][0].startswith("Recommended: ")
     for line in (*content["sentences"], *content["verdict"]):
         assert line in out
-    tables = _tables(path)
+    tables = {block["table"]: block["rows"] for block in page_blocks(path) if "table" in block}
     assert len(tables["On the validation clients"]) == len(_ROWS)
     tried = {row[0] for row in tables["One trial of each setting"]}
     assert tried == {f"{row}-1" for row in _ROWS}
@@ -89,8 +85,6 @@ def test_result_files_have_choice_and_commands(recommended, data):
     final = read_json(path / "final" / "compare.json")
     first = final[content["choice"]]["(overall)"]["accuracy"]["trials"][0]
     assert f"{100 * first:.1f}% on all examples" in content["verdict"][0]
-    page = (path / "report.html").read_text()
-    assert page.index("The recommendation") < page.index("What was compared")
     # The search evaluates held-out clients.
     searched = path / "runs/search/fed_avg-1/trial_00/run"
     assert "heldout/loss/small" in (searched / "metrics.csv").read_text()
@@ -110,31 +104,23 @@ def test_killed_search_resumes_with_equal_choice(call: Caller, data, recommended
         file.unlink()
     shutil.rmtree(folder / "final")
     flags = (*data, *_SHORT, f"--output_dir={folder}")
-    message = call.refused(tmp_path, recommend, *flags)
-    assert "holds this study already: add --resume" in message
     call.ok(recommend, *flags, "--resume")
     assert _content(folder) == {**_content(path), "command": _content(folder)["command"]}
-    message = call.refused(tmp_path, recommend, *flags, "--rounds=3", "--resume")
-    assert "holds another study: settings: fed_avg: rounds was 2 there, and is 3 here" in message
     message = call.refused(tmp_path, recommend, *flags, "--portfolio=uniform", "--resume")
-    assert (
-        "portfolio was ['fed_avg', 'excess_own', 'last_layer'] there, and is ['fed_avg', 'uni"
-        in message
-    )
+    assert "holds another study: portfolio was ['fed_avg', 'excess_own', 'last" in message
     message = call(recommend, *flags, "--hours=1e-9", "--resume").error
     assert message.startswith("--hours: expected ")
 
 
 @pytest.mark.nightly
-def test_chosen_last_layer_trains_in_two_stages(call: Caller, data, recommended, tmp_path):
-    """A patch makes last_layer the choice."""
+def test_chosen_last_layer_trains_in_two_stages(
+    call: Caller, data, recommended, tmp_path, monkeypatch
+):
     folder = tmp_path / "runs"
     shutil.copytree(recommended[0], folder)
     flags = (*data, *_SHORT, f"--output_dir={folder}", "--resume")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(recommend_command, "chosen", lambda *_: "last_layer")
-        outcome = call(recommend, *flags, "--objective=worst")
-    assert outcome.status == 0, outcome
+    monkeypatch.setattr(recommend_command, "chosen", lambda *_: "last_layer")
+    call.ok(recommend, *flags, "--objective=worst")
     content = _content(folder)
     assert content["choice"] == "last_layer"
     first, second = (
@@ -143,9 +129,7 @@ def test_chosen_last_layer_trains_in_two_stages(call: Caller, data, recommended,
     )
     assert (first["algorithm"], first["rounds"], second["rounds"]) == ("fed_avg", 1, 1)
     assert content["command"][:2] == ["./run", "compare"]
-    assert "--arms=last_layer" in content["command"] or "--algorithms=last_layer" in " ".join(
-        content["command"]
-    )
+    assert {"--arms=last_layer", "--algorithms=last_layer"} & {*content["command"]}
 
 
 @pytest.mark.slow
@@ -175,14 +159,10 @@ def test_diverged_fed_avg_raises_user_error(call: Caller, data, tmp_path):
     [
         (("--portfolio=best",), "--portfolio: expected some of fed_avg, "),
         (("--portfolio=uniform,uniform",), "--portfolio: expected different methods, found"),
-        (("--objective=best",), "--objective: unknown objective 'best'"),
         (("--average_may_lose=much",), "--average_may_lose: expected a share from 0 to 1"),
-        (("--average_may_lose=",), "--average_may_lose: expected a share from 0 to 1"),
         (("--privacy=central", "--noise_multiplier=1"), "--privacy=central: expected none"),
-        (("--lanes=0",), "--lanes: expected at least 1 and at most 1024, found 0"),
         (("--test_split=test",), "expected the held-out split, found the test split"),
         (("--objective=regret", "--worst_min_examples=999"), "expected a domain with --worst_min"),
-        (("--worst_min_examples=999",), "found 120 at most: give a smaller --worst_min_examples"),
     ],
 )
 def test_invalid_flags_raise_user_error(call: Caller, data, tmp_path, flags, expected):

@@ -14,11 +14,8 @@ from binaries import reproduce
 from tests.support import golden
 from tests.support.commands import ADULT_ROW, Caller, tree
 from tests.support.pages import page_blocks
-from tests.support.stores import text_store
 from tff_agnostic.base.files import read_json
 from tff_agnostic.base.registry import Registry
-from tff_agnostic.data.store import load_store
-from tff_agnostic.program import progress
 from tff_agnostic.program.experiments import EXPERIMENTS
 from tff_agnostic.program.experiments import reproduce as reproduce_command
 from tff_agnostic.program.experiments.experiment import ArmsAsPredictors
@@ -28,12 +25,6 @@ _ADULT = (
     "--clients_per_round=2",
 )
 _ARMS = ("doctorate", "agnostic_fed_avg")
-_STACKOVERFLOW = (
-    *("--experiment=stackoverflow", "--rounds=2", "--trials=1", "--clients_per_round=2"),
-    # Clients are streamed, since TensorFlow takes longer to vectorise a language model than to run
-    # the rounds.
-    "--client_mode=streamed",
-)
 
 
 @pytest.fixture
@@ -48,7 +39,6 @@ def small_experiments(monkeypatch):
     experiments = dict(EXPERIMENTS.items())
     smaller("adult", _ARMS, num_clients=5, num_test_clients=2)
     sizes = {"vocabulary": 20, "sequence_length": 4, "network": "lstm:embedding=2,units=3"}
-    smaller("stackoverflow", ("fed_avg",), **sizes)
     mixing = ("ai", "beer", "agnostic_fed_avg", "fed_boost", "afl_boost")
     smaller("fedboost_stackexchange", mixing, **sizes)
     experiments["fedboost_stackexchange"] = dataclasses.replace(
@@ -56,19 +46,6 @@ def small_experiments(monkeypatch):
     )
     registry = Registry("experiment", experiments)
     monkeypatch.setattr(reproduce_command, "EXPERIMENTS", registry)
-
-
-@pytest.fixture(scope="module")
-def adult_files(tmp_path_factory) -> Path:
-    """A folder with UCI Adult's files, of a few rows."""
-    folder = tmp_path_factory.mktemp("files") / "adult"
-    folder.mkdir()
-    person = ADULT_ROW.rstrip()
-    rich = person.replace("<=50K", ">50K")
-    rows = [person, rich.replace("Bachelors, 13", "Doctorate, 16"), person, rich]
-    (folder / "adult.data").write_text("\n".join(rows * 5))
-    (folder / "adult.test").write_text("\n".join(f"{row}." for row in rows))
-    return folder
 
 
 def _posts(folder: Path) -> Path:
@@ -86,9 +63,14 @@ def _posts(folder: Path) -> Path:
 
 
 @pytest.fixture
-def adult(folder, adult_files):
-    """The working directory, with the files of `adult_files` in `adult`."""
-    shutil.copytree(adult_files, folder / "adult")
+def adult(folder: Path) -> Path:
+    """The working directory, with a few rows in UCI Adult's files in `adult`."""
+    (folder / "adult").mkdir()
+    person = ADULT_ROW.rstrip()
+    rich = person.replace("<=50K", ">50K")
+    rows = [person, rich.replace("Bachelors, 13", "Doctorate, 16"), person, rich]
+    (folder / "adult/adult.data").write_text("\n".join(rows * 5))
+    (folder / "adult/adult.test").write_text("\n".join(f"{row}." for row in rows))
     return folder
 
 
@@ -97,55 +79,32 @@ def _lines(run: Path) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments, monkeypatch):
-    # The patched process may use three processor cores.
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 5})
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+def test_adult_files_become_runs_and_page(call: Caller, adult, small_experiments):
     arguments = (*_ADULT, "--output_dir=run")
     outcome = call.ok(reproduce, *arguments)
-    assert "reproduce: 0 of 4 trials, " in outcome.err
-    arms = list(_ARMS)
-    assert sorted(path.name for path in (adult / "run").iterdir()) == sorted(
-        ["compare.json", "page.json", "report.html", "runs", "study.json"]
-    )
-    for arm in arms:
+    for arm in _ARMS:
         configs = [
-            read_json(adult / "run" / "runs" / arm / f"trial_{k:02d}" / "run" / "config.json")
-            for k in range(2)
+            read_json(adult / f"run/runs/{arm}/trial_{k:02d}/run/config.json") for k in range(2)
         ]
         assert [config["seed"] for config in configs] == [0, 1]
         # In config.json, tuples have become lists.
         settings = json.loads(json.dumps(dict(EXPERIMENTS["adult"].arms[arm].settings)))
         assert configs[0].items() >= settings.items()
     compared = read_json(adult / "run" / "compare.json")
-    assert list(compared) == arms
-    assert set(compared["agnostic_fed_avg"]) >= {
-        "doctorate",
-        "non-doctorate",
-        "(overall)",
-        "(worst)",
-    }
-
-    page = read_json(adult / "run" / "page.json")
-    lines = _lines(adult / "run")
+    assert list(compared) == list(_ARMS)
+    blocks, lines = page_blocks(adult / "run"), _lines(adult / "run")
     assert f"./run reproduce {' '.join(arguments)}" in lines
     assert any(line.startswith("--rounds is 2; the task's default is ") for line in lines)
-    assert any(line.endswith(" on 3 processor cores.") for line in lines)
-    table = page["sections"][0]["blocks"][0]
-    (row,) = [row for row in table["rows"] if row[0].startswith("L doctorate")]
+    (row,) = [row for row in blocks[0]["rows"] if row[0].startswith("L doctorate")]
     assert row[2::2] == ["53.35 (0.91)", "73.58 (0.48)", "53.12 (0.89)", "53.12 (0.89)"]
     assert row[1]["value"] == compared["doctorate"]["(overall)"]["accuracy"]["mean"]
-    assert "L doctorate" in outcome.out
     assert outcome.out.endswith("\nreport: run/report.html\n")
 
     # A resumed experiment trains nothing again.
     runs = tree(adult / "run" / "runs")
     call.ok(reproduce, *arguments, "--resume")
     assert tree(adult / "run" / "runs") == runs
-    assert read_json(adult / "run" / "page.json")["sections"][0] == page["sections"][0]
-
-    message = call.refused(adult, reproduce, *arguments)
-    assert message.startswith("--output_dir: run holds this study already: add --resume")
+    assert page_blocks(adult / "run")[0] == blocks[0]
 
 
 @pytest.mark.nightly
@@ -159,18 +118,12 @@ def test_dump_becomes_store_and_mixed_models(call: Caller, folder, small_experim
         *("--clients_per_round=3", "--client_mode=streamed", "--output_dir=run"),
         *(f"--override={name}:budget=1" for name in mixed),
     )
-    outcome = call.ok(reproduce, *arguments)
-    assert "importing dump into run/clients.store" in outcome.out
-    page = read_json(run / "page.json")
-    table = page["sections"][0]["blocks"][0]
-    assert table["table"] == "perplexity (lower is better)"
+    call.ok(reproduce, *arguments)
     compared = read_json(run / "compare.json")
     assert list(compared) == [*sites, "agnostic_fed_avg", *mixed]
-    for name, results in compared.items():
+    for results in compared.values():
         # The domains are sites, not kinds of posts.
         assert all(results[site]["perplexity"]["mean"] >= 1 for site in sites)
-        label = EXPERIMENTS["fedboost_stackexchange"].arms[name].label
-        assert label in [row[0] for row in table["rows"]]
     for name in mixed:
         trial = run / "runs" / name / "trial_00" / "run"
         config = read_json(trial / "config.json")
@@ -184,14 +137,11 @@ def test_dump_becomes_store_and_mixed_models(call: Caller, folder, small_experim
             whole = int(row["predictors/bytes_of_ensemble"])
             # A message holds one of the two predictors, and a few numbers.
             assert whole / 2 < int(row["predictors/bytes_sent"]) < whole
-    store = load_store(run / "clients.store").digest()
 
     # A resumed experiment does not read the dump again.
     shutil.move(folder / "dump", folder / "gone")
     (folder / "dump").mkdir()
-    outcome = call.ok(reproduce, *arguments, "--resume")
-    assert "importing" not in outcome.out
-    assert load_store(run / "clients.store").digest() == store
+    call.ok(reproduce, *arguments, "--resume")
 
 
 @pytest.mark.slow
@@ -220,17 +170,4 @@ def test_scale_shortens_runs(call: Caller, adult, small_experiments, monkeypatch
 
 @golden.arguments
 def test_invalid_flags_raise_user_error(call: Caller, adult, arguments):
-    text_store(adult / "s.sqlite")
     return call.refused(adult, reproduce, *arguments, "--output_dir=run")
-
-
-def test_rejects_folder_with_other_files(call: Caller, folder):
-    _posts(folder / "dump")
-    (folder / "thesis").mkdir()
-    (folder / "thesis" / "thesis.tex").write_text("")
-    message = call.refused(
-        folder, reproduce, *_STACKOVERFLOW, "--data_dir=dump", "--output_dir=thesis"
-    )
-    assert message.startswith(
-        "--output_dir: expected a new or empty folder or that of a study, found thesis with other"
-    )

@@ -11,7 +11,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.plan_runner.exports import write_export
 from tests.plan_runner.harness import TRUST_WITHOUT_SANDBOX
+from tests.plan_runner.plans import daf_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,10 +30,6 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
-
-
-def distributions():
-    return {canonicalize_name(d.metadata["Name"]): d for d in importlib.metadata.distributions()}
 
 
 def brought_by_tensorflow(installed) -> set[str]:
@@ -57,7 +55,9 @@ def installed_modules(distribution) -> set[str]:
 @pytest.fixture(scope="module")
 def foreign() -> list[str]:
     """Top-level modules that are installed, but are not TensorFlow's or its dependencies'."""
-    installed = distributions()
+    installed = {
+        canonicalize_name(one.metadata["Name"]): one for one in importlib.metadata.distributions()
+    }
     needed = brought_by_tensorflow(installed)
     allowed = {name for key in needed for name in installed_modules(installed[key])}
     others = {
@@ -71,14 +71,6 @@ def foreign() -> list[str]:
         *names
     }
     return names
-
-
-@pytest.fixture(scope="module")
-def export(tmp_path_factory) -> Path:
-    from tests.plan_runner.exports import write_export
-    from tests.plan_runner.plans import daf_plan
-
-    return write_export(tmp_path_factory.mktemp("plan") / "export", daf_plan(), "daf")
 
 
 def alone(module, foreign, *arguments, cwd):
@@ -101,7 +93,8 @@ def alone(module, foreign, *arguments, cwd):
 
 
 @pytest.mark.nightly
-def test_copied_plan_runner_verifies_with_tensorflow_only(foreign, export, tmp_path):
+def test_copied_plan_runner_verifies_with_tensorflow_only(foreign, tmp_path):
+    export = write_export(tmp_path / "export", daf_plan(), "daf")
     shutil.copytree(ROOT / "plan_runner", tmp_path / "plan_runner")
     arguments = [f"--plan={export}", "--verify", *TRUST_WITHOUT_SANDBOX]
     result = alone("plan_runner", [*foreign, "binaries"], *arguments, cwd=tmp_path)

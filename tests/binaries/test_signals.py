@@ -68,15 +68,6 @@ def test_killed_run_leaves_no_process_and_resumes(folder, call, runtime):
     assert_same_numbers(folder / "run", _whole(call, folder, *arguments))
 
 
-def _resume_command(line: str, text: str) -> list[str]:
-    """Returns the printed resume command of a line that starts with `text`."""
-    assert line.startswith(text), line
-    command = shlex.split(line.partition("; go on with: ")[2])
-    assert command[:2] == [str(ROOT / "run"), "train"]
-    assert command[-2:] == ["--output_dir=run", "--resume"]
-    return python_module("train", *command[2:])
-
-
 @pytest.mark.nightly
 def test_stopped_run_prints_a_command_that_resumes(call, folder):
     # --output_dir is two words here, and one word in the printed command.
@@ -86,15 +77,16 @@ def test_stopped_run_prints_a_command_that_resumes(call, folder):
         process.send(signal.SIGTERM)
         outcome = process.outcome()
     assert outcome.status == 143, outcome
-    lines = [text for text in outcome.err.splitlines() if not text.startswith("round ")]
-    assert len(lines) == 1, outcome.err
+    (line,) = [text for text in outcome.err.splitlines() if not text.startswith("round ")]
     completed = _rows(folder / "run")
     assert 20 <= completed < 120
-    text = f"stopped and saved after round {completed}; go on with: "
-    command = _resume_command(lines[0], text)
     assert (folder / "run" / "checkpoints" / f"round_{completed:08d}.npz").is_file()
+    assert line.startswith(f"stopped and saved after round {completed}; go on with: ")
+    program, name, *arguments = shlex.split(line.partition("; go on with: ")[2])
+    assert [program, name] == [str(ROOT / "run"), "train"]
+    assert arguments[-2:] == ["--output_dir=run", "--resume"]
 
-    with Process(command, folder) as process:
+    with Process(python_module("train", *arguments), folder) as process:
         outcome = process.outcome()
     assert outcome.status == 0, outcome
     assert f"resuming after round {completed}\n" in outcome.out
@@ -138,21 +130,16 @@ def _command(body: str) -> list[str]:
     return [sys.executable, "-c", "\n".join(lines)]
 
 
-def _start(body: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        _command(body),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def _status_and_errors(body: str) -> tuple[int, str]:
-    with _start(body) as process:
-        _, errors = process.communicate()
-    return process.returncode, errors
+    finished = subprocess.run(_command(body), cwd=ROOT, capture_output=True, text=True)
+    return finished.returncode, finished.stderr
+
+
+def _waiting() -> "subprocess.Popen[str]":
+    """Starts a command that waits for a signal, and exits with its number."""
+    process = subprocess.Popen(_command(_WAITS), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
 
 
 @pytest.mark.parametrize(
@@ -160,7 +147,6 @@ def _status_and_errors(body: str) -> tuple[int, str]:
     [
         "os._exit(0)",
         "os.execv('/bin/true', ['true'])",
-        "ctypes.CDLL(None)._exit(0)",
         "ctypes.CDLL(None).exit(0)",
         "if os.fork(): os._exit(0)",
         "atexit.register(os._exit, 0)\nraise KeyError",
@@ -177,13 +163,11 @@ def test_early_exit_with_status_0_fails(body):
     [
         ("pass", 0),
         ("sys.exit()", 0),
-        ("sys.exit(0)", 0),
         ("sys.exit(2)", 2),
         ("sys.exit('a text')", 1),
         ("raise KeyError", 1),
         ("os._exit(7)", 7),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         ("atexit.register(os._exit, 0)\nsys.exit(2)", 2),
         ("atexit.register(os._exit, 3)\nsys.exit(0)", 3),
     ],
@@ -207,16 +191,14 @@ while True:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_child_receives_signals(number):
-    with _start(_WAITS) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with _waiting() as process:
         process.send_signal(number)
         process.communicate()
     assert process.returncode == number
 
 
 def test_command_dies_with_its_parent():
-    with _start(_WAITS) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with _waiting() as process:
         (child,) = child_processes(process.pid)
         process.kill()
         process.communicate()

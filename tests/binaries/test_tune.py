@@ -13,7 +13,6 @@ import pytest
 from binaries import report, train, tune
 from tests.support import golden
 from tests.support.commands import (
-    ADULT_ROW,
     Caller,
     Process,
     compared_specs,
@@ -180,32 +179,6 @@ def test_resumed_complete_search_trains_nothing(call, folder, searched, monkeypa
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("further", "difference"),
-    [
-        (
-            ["--task=adult", "--data_dir=.", "--num_clients=2", "--num_test_clients=2"],
-            "task was 'digits' there",
-        ),
-        (
-            ["--client_batch_size=50"],
-            "settings: fed_avg: client_batch_size was 100 there, and is 50 here",
-        ),
-        (["--objective=worst"], "objective"),
-        (["--search=server_learning_rate=0.1..1"], "search: fed_avg: server_learning_rate"),
-        (["--seed=8"], "seeds"),
-    ],
-)
-def test_rejects_resume_of_another_search(call, folder, searched, further, difference):
-    shutil.copytree(searched[0], folder / "search")
-    for name in ("adult.data", "adult.test"):
-        (folder / name).write_text(ADULT_ROW.replace("Bachelors", "Doctorate") * 60)
-    flags = [f for f in _FLAGS if further[0] != "--task=adult" or "digits" not in f]
-    message = call.refused(folder, tune, *flags, "--output_dir=search", "--resume", *further)
-    assert message.startswith(f"--output_dir: search holds another study: {difference}")
-
-
-@pytest.mark.nightly
 @golden.arguments
 def test_invalid_flags_raise_user_error(call, folder, searched, arguments):
     shutil.copytree(searched[0], folder / "search")
@@ -222,21 +195,6 @@ def test_search_needs_heldout_split_and_ranges(call, folder):
     message = call.refused(folder, tune, *flags, "--output_dir=s")
     assert message.startswith("--data: expected a store with clients in the split heldout")
     assert message.endswith("(import_data --split=train:0.8,heldout:0.1,test:0.1)")
-
-
-@pytest.mark.nightly
-def test_objective_without_value_ends_search(call, folder):
-    """No domain has enough held-out examples to be the worst one."""
-    few = (*_FLAGS, "--worst_min_examples=1000", "--trials=1", "--output_dir=search")
-    outcome = call(tune, *few)
-    assert (outcome.status, outcome.err.count("error: ")) == (2, 1)
-    message = outcome.err.splitlines()[-1]
-    where = "error: fed_avg, trial 0 (server_learning_rate=1, server_optimizer=sgd): "
-    assert message.startswith(where)
-    assert (
-        "expected a number that the runs report, found none: the heldout clients have fewer than "
-        in message
-    )
 
 
 @pytest.mark.nightly

@@ -194,11 +194,6 @@ def test_wrong_text_names_its_flag(arguments):
     return golden.refusal(lambda: build(_Oven, {name: _OVEN[name].parsed(text)}))
 
 
-def test_wrong_list_names_its_flag(given):
-    message = "--trays: expected numbers separated by commas, found '1,x'"
-    assert golden.refusal(given, "--trays=1,x") == message
-
-
 @golden.values
 def test_wrong_value_in_file_names_its_flag(case):
     name, value = case
