@@ -21,7 +21,7 @@ from tff_agnostic.program.options.defaults import DEFAULTS
 from tff_agnostic.program.options.tasks import load_run_task
 from tff_agnostic.program.runs.spec import resolve
 from tff_agnostic.tasks.task import Task, TaskContext, Use
-from tff_agnostic.tasks.text_tasks import CifgNetwork, LstmNetwork
+from tff_agnostic.tasks.text_tasks import LstmNetwork
 
 _NAMES = list(EXPERIMENTS)
 # Domains in the experiments' data, for tasks that take any domains.
@@ -30,20 +30,14 @@ _DOMAINS = {
     "next_word": ("ai", "beer", "matheducators"),
     "two_domain_lm": ("conversations", "documents"),
 }
-_SMALL = {
-    "adult": {"num_clients": 1, "num_test_clients": 1},
-    "spanish_keyboard": {"network": CifgNetwork(2, 2), "sequence_length": 3},
-    "next_word": {"network": LstmNetwork(2, 2), "sequence_length": 3},
-    "stackoverflow": {"network": LstmNetwork(2, 2), "sequence_length": 3},
-    "two_domain_lm": {"network": LstmNetwork(2, 2), "sequence_length": 3},
-}
+_SMALL_TEXT = {"network": LstmNetwork(2, 2), "sequence_length": 3}
 
 
 def _load(experiment: Experiment, folder) -> Task:
     """Loads the experiment's task with a small model and one example per domain."""
-    name, data_dir, data = experiment.task, None, None
+    name, data_dir, data, small = experiment.task, None, None, {}
     if name == "adult":
-        data_dir = folder
+        data_dir, small = folder, {"num_clients": 1, "num_test_clients": 1}
         for file in ("adult.data", "adult.test"):
             (folder / file).write_text(ADULT_ROW)
     elif name in ("emnist", "fashion_mnist"):
@@ -54,16 +48,11 @@ def _load(experiment: Experiment, folder) -> Task:
         domains = _DOMAINS.get(name, ("answer", "question"))
         rows = [(s, sentence("a", d, "x")) for s in ("train", "test") for d in domains]
         data = write_store(folder / "s.sqlite", rows, "text", vocabulary={"x": 1})
+        small = {} if name == "unigram" else _SMALL_TEXT
     # The number of writers depends on the data.
     data_options = ("high_school_writers", "train_share")
     options = {k: v for k, v in experiment.task_options.items() if k not in data_options}
-    return load_run_task(name, {**options, **_SMALL.get(name, {})}, TaskContext(0, data_dir, data))
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    """The loaded task of every experiment, by name."""
-    return {name: _load(EXPERIMENTS[name], tmp_path_factory.mktemp(name)) for name in _NAMES}
+    return load_run_task(name, options | small, TaskContext(0, data_dir, data))
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -83,8 +72,10 @@ def test_methods_are_valid_runs(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", _NAMES)
-def test_columns_and_targets_exist_in_the_task(name, tasks):
-    experiment, domains = EXPERIMENTS[name], tasks[name].domain_names
+def test_columns_and_targets_exist_in_the_task(name, tmp_path):
+    experiment = EXPERIMENTS[name]
+    task = _load(experiment, tmp_path)
+    domains = task.domain_names
     targets = {arm.settings.get("target_domain") for arm in experiment.arms.values()} - {None}
     assert targets <= {*domains}
     assert experiment.harder_domain in (None, *domains)
@@ -94,7 +85,7 @@ def test_columns_and_targets_exist_in_the_task(name, tasks):
     # The paper has further locales.
     locales = {"es-419*", "es-US"} if name == "spanish_keyboard" else set()
     assert others - {*SUMMARY_HEADINGS} - {*domains} == locales
-    measures = {"loss", *(metric.name for metric in tasks[name].model.metrics)}
+    measures = {"loss", *(metric.name for metric in task.model.metrics)}
     assert {*experiment.measures} <= measures and experiment.curve in experiment.measures
 
 
@@ -116,17 +107,6 @@ def test_printed_numbers_are_consistent(name):
                 np.testing.assert_allclose(numbers["(difference)"], spread, atol=0.1001)
             if "(worst)" in numbers:
                 assert numbers["(worst)"] in (min(domains), max(domains))
-
-
-def test_missing_paper_cells_are_none():
-    paper = EXPERIMENTS["emnist"].paper
-    assert paper.cell("accuracy", "fed_avg", "census") == "86.3 (0.5)"
-    for cell in (
-        ("accuracy", "fed_avg", "(overall)"),
-        ("accuracy", "x", "census"),
-        ("loss", "", ""),
-    ):
-        assert paper.cell(*cell) is None
 
 
 @pytest.mark.parametrize("name", _NAMES)

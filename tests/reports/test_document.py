@@ -47,7 +47,6 @@ _PAGE = Page(
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (Number(0.8131, Unit.SHARE, 3, 0.005), "81.3 (0.5)"),
         (Number(0.8131, Unit.SHARE, 3, math.nan, mark="tied"), "81.3 ~"),
         (
             Number(0.02, Unit.SHARE, interval=(-0.01, 0.05), is_difference=True),
@@ -55,7 +54,6 @@ _PAGE = Page(
         ),
         (Number(12.345, Unit.FACTOR), "12.35"),
         (Number(7), "7"),
-        (Number(None), "-"),
     ],
 )
 def test_number_has_rounded_text(number, text):

@@ -49,10 +49,8 @@ def test_verdicts_have_known_sentences():
     single = {name: [10 * (k == i) for k in range(4)] for i, name in enumerate(_NAMES)}
     private = {"privacy": {"epsilon": 1.0, "evaluation": {"epsilon": 1.0}}}
     runs = {
-        "worse, better and uncertain domains": _run(),
         "no worse domain": _run({**_ACCURACIES, "bad": 0.9}),
         "a worst domain without an interval": _run(low),
-        "a worst domain that is not counted": _run(low, not_counted=["few"]),
         "few clients in every domain": dataclasses.replace(unsure, resampled=few_clients),
         "no resampled clients": _run(resampled=False, counts={}),
         "a private evaluation": _run(resampled=False, counts={}, **private),
@@ -85,7 +83,13 @@ def test_equal_clients_have_wilson_interval():
     assert expected in " ".join(run_verdict(_run({**_ACCURACIES, "good": 1.0}, error=0.0)))
 
 
-def test_single_domain_is_not_the_worst():
+def test_single_or_uncounted_domain_is_not_the_worst():
+    low = _run({**_ACCURACIES, "few": 0.1}, not_counted=["few"])
+    # The interval is that of three domains.
+    assert run_verdict(low)[0] == (
+        "The worst domain is bad: accuracy 40.0% against 70.0% on all examples, -30.0 points (95% "
+        "interval -38.0 to -22.0)."
+    )
     result = made_up.result(["all of them"])
     measures = {"loss": Measure("loss", Unit.NONE, False)}
     lines = run_verdict(RunRecord(result, {}, {}, {}, measures))

@@ -48,7 +48,6 @@ def other_words(trained, monkeypatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("binary", "arguments"),
     [
-        (train, [*_TEXTS, "--output_dir=run", "--resume"]),
         (train, [*_TEXTS[:-1], "--rounds=2", "--output_dir=run", "--resume"]),
         (evaluate, ["--checkpoint=run"]),
         (export, ["--checkpoint=run", "--output_dir=export"]),

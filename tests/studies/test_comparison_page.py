@@ -54,14 +54,9 @@ def _page(folder: Path, comparison: Comparison) -> Reader:
     return Reader(write_page(folder, page).read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow_cases("rows1-domains1-2")
 @pytest.mark.parametrize(
     ("rows", "domains", "trials"),
-    [
-        ({"fed_avg": {}, "agnostic_fed_avg": {}}, ("a", "b", "c"), 3),
-        ({f"row {k}": {"privacy": PRIVACY} for k in range(10)}, AWKWARD, 2),
-        ({"fed_avg": {}}, ("one",), 1),
-    ],
+    [({f"row {k}": {} for k in range(4)}, AWKWARD, 2), ({"fed_avg": {}}, ("one",), 1)],
 )
 def test_page_shows_comparison_numbers(tmp_path, rows, domains, trials):
     comparison = _compared(tmp_path, rows, domains, trials)
@@ -94,14 +89,16 @@ def test_page_shows_different_settings_without_folders(tmp_path):
     assert "secret" not in text and "--rounds" not in text
 
 
-@pytest.mark.parametrize("private", [None, "q_ffl"])
-def test_page_mentions_private_methods(tmp_path, private):
-    rows = {row: {"privacy": PRIVACY} if row == private else {} for row in ("fed_avg", "q_ffl")}
+@pytest.mark.parametrize("is_private", [False, True])
+def test_page_mentions_private_methods(tmp_path, is_private):
+    rows = {"fed_avg": {}, "q_ffl": {"privacy": PRIVACY} if is_private else {}}
     text = _page(tmp_path, _compared(tmp_path, rows)).text
-    is_private = private is not None
-    assert ("give equal numbers, except for the noise and the cohorts" in text) == is_private
-    assert ("These counts are exact: no epsilon covers them." in text) == is_private
-    assert ("each trial is (2.5, 1e-05)-differentially private" in text) == is_private
+    for sentence in (
+        "give equal numbers, except for the noise and the cohorts",
+        "These counts are exact: no epsilon covers them.",
+        "each trial is (2.5, 1e-05)-differentially private",
+    ):
+        assert (sentence in text) == is_private
 
 
 def test_report_is_written_again_from_page_json(tmp_path):
@@ -111,11 +108,8 @@ def test_report_is_written_again_from_page_json(tmp_path):
     (tmp_path / "report.html").unlink()
     assert write_report_again(tmp_path) == tmp_path / "report.html"
     assert [(tmp_path / name).read_bytes() for name in ("report.html", "page.json")] == before
-    # Without a new title, the given one stays.
-    for title in ("Digits & <b>", None):
-        write_report_again(tmp_path, title)
-        assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (tmp_path / "report.html").read_text()
-    for content in ({"sections": 3}, {"sections": [{"title": "A"}]}):
-        write_json(tmp_path / "page.json", content)
-        message = golden.refusal(write_report_again, tmp_path)
-        assert message.startswith(f"{tmp_path}/page.json: expected the page of a study")
+    write_report_again(tmp_path, "Digits & <b>")
+    assert "<h1>Digits &amp; &lt;b&gt;</h1>" in (tmp_path / "report.html").read_text()
+    write_json(tmp_path / "page.json", {"sections": 3})
+    message = golden.refusal(write_report_again, tmp_path)
+    assert message.startswith(f"{tmp_path}/page.json: expected the page of a study")

@@ -51,22 +51,16 @@ def _sentences(worst, domains, clients=40.0, error=0.02, seed_part=0.3, trials=5
 
 
 _SEEDS = {"clients": math.nan, "seed_part": 1}
-_CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "a gain in the worst domain and a loss in another": ((0.12, (-0.03, 0.001)), {}),
-    "a gain within its interval": ((0.03, (0.0, 0.0)), {}),
-    "almost no gain": ((0.0001, (0.0, 0.0)), {}),
-    "two test clients": ((0.12, (0.0, 0.0)), {"clients": 2.0}),
-    "intervals over seeds": ((0.12, (0.0, 0.0)), _SEEDS),
-    # It would take twelve times as many trials to show half a point.
-    "a small gain over seeds": ((0.005, (0.0, 0.0)), {"error": 0.0085, **_SEEDS}),
-    "a gain that more trials would show": ((0.03, (0.0, 0.0)), _SEEDS),
-    "a gain in three trials": ((0.03, (0.0, 0.0)), {"trials": 3, **_SEEDS}),
-}
 
 
 @golden.text
 def test_verdicts_have_known_sentences():
-    texts = {name: _sentences(*given, **more) for name, (given, more) in _CASES.items()}
+    texts = {
+        "a gain in the worst domain and a loss in another": _sentences(0.12, (-0.03, 0.001)),
+        # It would take twelve times as many trials to show half a point.
+        "a small gain over seeds": _sentences(0.005, (0.0, 0.0), error=0.0085, **_SEEDS),
+        "a gain in three trials": _sentences(0.03, (0.0, 0.0), trials=3, **_SEEDS),
+    }
     # A frontier is not suggested, because it would have no intervals either.
     alone = {n: _gain(n, 0.6, 0.7, 0.02, clients=1.0) for n in ("a", "b", WORST)}
     # FedAvg's worst domain is a, and ours is b, but not significantly. Domain c gains most.
@@ -101,7 +95,7 @@ def test_intervals_and_needed_data_use_student_quantiles():
     assert f"about --trials={trials} would show a difference of this size" in text
 
 
-def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
+def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3), clients=25.0):
     """Returns three trials whose replicates have standard deviation `noise` in each domain."""
     rng = np.random.default_rng(seed)
     means = np.asarray(accuracies, float)
@@ -113,7 +107,7 @@ def _row(accuracies, noise, resampled=True, seed=0, seeds=(1, 2, 3)):
         values[name] = {"accuracy": np.array([entry(v) for v in by_seed])}
     drawn = [
         Resampled(
-            {"accuracy": np.c_[v + replicates, (v + replicates).mean(axis=1)]}, np.full(4, 25.0)
+            {"accuracy": np.c_[v + replicates, (v + replicates).mean(axis=1)]}, np.full(4, clients)
         )
         for v in by_seed
     ]
@@ -144,27 +138,25 @@ def test_gains_are_paired_differences():
     assert actual[WORST].spread.client_variance == pytest.approx(expected)
 
 
-def test_equal_means_are_tied():
-    rows = {row: _row([0.6, 0.8, 0.9], 0.1, seed=0) for row in ("fed_avg", "ours")}
-    assert tied(_comparison(rows), "a", _ACCURACY) == {"ours"}
-
-
 def test_estimates_need_enough_clients_and_stay_within_limits():
-    comparison = _comparison({"ours": _row([0.97, 0.8, 0.02], 0.2)})
-    trials = comparison.trials["ours"]
+    trials = _row([0.97, 0.8, 0.02], 0.2)
     for name in _NAMES:
         _, (low, high) = attained(trials, _NAMES, name, _ACCURACY)
         assert 0 <= low < high <= 1
-    few = [dataclasses.replace(entry, clients=np.full(4, 2.0)) for entry in trials.resampled]
-    assert attained(dataclasses.replace(trials, resampled=few), _NAMES, "a", _ACCURACY)[1] is None
+    few = _row([0.97, 0.8, 0.02], 0.2, clients=2.0)
+    assert attained(few, _NAMES, "a", _ACCURACY)[1] is None
 
 
-def test_groups_with_few_clients_are_tied():
-    rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.05), "ours": _row([0.4, 0.8, 0.9], 0.05)}
-    for name, trials in rows.items():
-        few = [dataclasses.replace(entry, clients=np.full(4, 2.0)) for entry in trials.resampled]
-        rows[name] = dataclasses.replace(trials, resampled=few)
-    assert tied(_comparison(rows), "a", _ACCURACY) == {"ours"}
+@pytest.mark.parametrize(
+    ("accuracy", "clients", "expected"),
+    [(0.6, 25.0, {"ours"}), (0.4, 25.0, set()), (0.4, 2.0, {"ours"})],
+)
+def test_equal_means_and_few_clients_are_tied(accuracy, clients, expected):
+    rows = {
+        "fed_avg": _row([0.6, 0.8, 0.9], 0.05, clients=clients),
+        "ours": _row([accuracy, 0.8, 0.9], 0.05, clients=clients),
+    }
+    assert tied(_comparison(rows), "a", _ACCURACY) == expected
 
 
 @pytest.mark.parametrize(("paired", "resampled"), [(False, True), (True, False)])
@@ -185,13 +177,7 @@ def test_shared_sentences_appear_once():
     lines = verdicts(_comparison(rows))
     assert lines[0].startswith("Ours is better than fed_avg in the worst domain (a)")
     assert sum(line.startswith("Intervals are of 95%") for line in lines) == 1
-    # Each method has its own sentences.
-    rows["third"] = _row([0.6, 0.8, 0.9], 0.04, seed=3)
-    rows["worse"] = _row([0.3, 0.8, 0.9], 0.04, seed=4)
-    lines = verdicts(_comparison(rows))
-    for name in ("Ours", "other", "third"):
-        assert f"No domain is significantly worse off with {name}." in lines
-    assert any(line.startswith("No significant difference between other and") for line in lines)
+    assert {f"No domain is significantly worse off with {n}." for n in ("Ours", "other")} < {*lines}
     assert verdicts(_comparison({"ours": rows["ours"]})) == []
 
 
@@ -204,20 +190,14 @@ def test_recommendation_has_the_values_of_its_model():
     def first_line(choice):
         return Recommendation(nothing, objective, choice, None, comparison).verdict[0]
 
-    first = first_line("ours")
-    assert first == (
+    assert first_line("ours") == (
         "The recommended model, of the first seed, has accuracy 69.9% in its worst domain (b) and "
         "78.2% on all examples of the test clients; FedAvg of the same seed has 59.9% in its worst "
         "domain (a) and 76.6% on all examples."
     )
-    first = first_line(None)
-    assert first.endswith(
-        "59.9% in its worst domain (a) and 76.6% on all examples of the test clients."
-    )
     # A domain without a number does not count as the worst.
     rows["fed_avg"].values["a"]["accuracy"] = np.full(3, np.nan)
-    first = first_line(None)
-    assert "79.9% in its worst domain (b)" in first
+    assert "79.9% in its worst domain (b)" in first_line(None)
 
 
 def test_methods_are_compared_with_the_majority_class():
@@ -231,12 +211,12 @@ def test_methods_are_compared_with_the_majority_class():
     assert "in the worst domain" in lines[0]
 
 
-@pytest.mark.parametrize("names", [_NAMES, AWKWARD_NAMES[:3]])
-def test_figure_has_domains_before_and_after(names):
+def test_figure_has_domains_before_and_after():
+    names = AWKWARD_NAMES[:3]
     rows = {"fed_avg": _row([0.6, 0.8, 0.9], 0.02), "ours": _row([0.75, 0.8, 0.9], 0.02, seed=1)}
     for trials in rows.values():
         for old, new in zip(_NAMES, names):
-            trials.values[new] = trials.values.get(old, trials.values.get(new))
+            trials.values[new] = trials.values[old]
     comparison = _comparison(rows, names)
     domain_gains = gains(comparison, "ours", "fed_avg", _ACCURACY)
     figure = verdict_figure(comparison, "ours", "fed_avg", _ACCURACY, domain_gains)
@@ -269,15 +249,12 @@ _LAMBDA = {"lambda/a": 0.01, "lambda/b": 0.49, "lambda/c": 0.5}
 )
 def test_neglected_domains_are_named(clients, worse, expected):
     rows = {
-        "fed_avg": _row([0.6, 0.8, 0.9], 0.05),
-        "ours": _row([0.6 + worse, 0.7, 0.9], 0.05, seed=1),
+        "fed_avg": _row([0.6, 0.8, 0.9], 0.05, clients=clients),
+        "ours": _row([0.6 + worse, 0.7, 0.9], 0.05, seed=1, clients=clients),
     }
     history = {name: np.full(10, value) for name, value in _LAMBDA.items()}
     for name, trials in rows.items():
-        drawn = [
-            dataclasses.replace(entry, clients=np.full(4, clients)) for entry in trials.resampled
-        ]
-        rows[name] = dataclasses.replace(trials, histories=[history] * 3, resampled=drawn)
+        rows[name] = dataclasses.replace(trials, histories=[history] * 3)
     runs = {
         "fed_avg": resolve("digits", {"algorithm": "fed_avg"}, {}),
         "ours": resolve("digits", {"algorithm": "agnostic_fed_avg"}, {}),

@@ -1,18 +1,20 @@
 """Resumed runs equal uninterrupted runs."""
 
-import json
 import shutil
-import types
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from tests.support.commands import tree
 from tests.support.runs import ROUNDS, assert_same_run, round_numbers, stopped, train
 from tff_agnostic.base.errors import UserError
 from tff_agnostic.base.files import read_json
 from tff_agnostic.metrics.metrics_file import read_history
 from tff_agnostic.saving.checkpoints import CheckpointFolder, newest_checkpoint
+from tff_agnostic.training.evaluate import Evaluator
 
 
 @pytest.mark.slow_cases("1", "5")
@@ -26,8 +28,7 @@ def test_stopped_run_resumes_to_equal_bytes(cohort_runtime, whole, tmp_path, sto
 
 @pytest.mark.slow
 def test_crash_between_checkpoints_does_not_change_results(cohort_runtime, whole, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
+    path = shutil.copytree(whole, tmp_path / "run")
     # metrics.csv has rows after the newest checkpoint, and its last row is incomplete.
     (path / "result.json").unlink()
     for name in ("round_00000006.npz", "round_00000007.npz"):
@@ -94,67 +95,38 @@ def test_extended_run_evaluates_the_sample_again(cohort_runtime, tmp_path):
 
 
 @pytest.mark.slow
-def test_each_evaluation_runs_once(cohort_runtime, whole, tmp_path):
-    evaluated: list[int] = []
-
-    class Counting:
-        """A runtime that records the number of clients of each evaluation."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(cohort_runtime, name)
-
-        def measurement(self, *args: Any) -> Any:
-            evaluate = cohort_runtime.measurement(*args)
-            if args[0].step.name == "labels":
-                # This measurement counts labels, and evaluates no model.
-                return evaluate
-
-            def counted(models: Any, parts: Any, states: Any) -> Any:
-                clients = [client for part in parts for client in part]
-                evaluated.extend([len(clients)] * len(models))
-                return evaluate.for_each(models, [clients], states)
-
-            return types.SimpleNamespace(for_each=counted)
-
-    train(Counting(), tmp_path, evaluation_clients=2)
+def test_each_evaluation_runs_once(cohort_runtime, tmp_path):
+    measure = mock.patch.object(Evaluator, "measure", autospec=True, side_effect=Evaluator.measure)
+    with measure as measured:
+        train(cohort_runtime, tmp_path, evaluation_clients=2)
+    calls = [(len(call.args[1]), call.args[2]) for call in measured.call_args_list]
     # Rounds 2, 4, 6 and 7 are evaluated, and so is the initial model, because a lambda ends near 0.
-    assert evaluated[:3] == [2, 2, 2]
-    assert evaluated[3] == evaluated[4] > 2 and len(evaluated) == 5
+    assert calls == [(1, False)] * 3 + [(1, True)] * 2
+
+
+def _refused(runtime: Any, path: Path, message: str) -> None:
+    before = tree(path)
+    with pytest.raises(UserError, match=message):
+        train(runtime, path, resume=True, rounds=ROUNDS + 1)
+    assert tree(path) == before
 
 
 @pytest.mark.slow
 def test_rejects_missing_rows(cohort_runtime, whole, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
+    path = shutil.copytree(whole, tmp_path / "run")
     lines = (path / "metrics.csv").read_text().splitlines(keepends=True)
     (path / "metrics.csv").write_text("".join(lines[:3]))
-    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match="expected rows of rounds 1 to 7, as the checkpoint says"):
-        train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
-    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    _refused(cohort_runtime, path, "expected rows of rounds 1 to 7, as the checkpoint says")
 
 
 @pytest.mark.slow
-def test_rejects_checkpoint_without_settings(cohort_runtime, whole, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    other = newest_checkpoint(path / "checkpoints")
-    file = path / "checkpoints" / "round_00000008.npz"
-    CheckpointFolder(file.parent, keep=9).save(8, other.leaves, {})
-    with pytest.raises(UserError, match=f"{file}: expected a checkpoint with the settings of its"):
-        train(cohort_runtime, path, resume=True, rounds=ROUNDS + 1)
-
-
-@pytest.mark.slow
-def test_rejects_checkpoint_of_another_model(cohort_runtime, whole, tmp_path):
-    path = tmp_path / "run"
-    shutil.copytree(whole, path)
-    other = newest_checkpoint(path / "checkpoints")
-    arrays = {f"leaf_{i:05d}": leaf for i, leaf in enumerate(other.leaves[1:])}
-    settings = {"trained_with": other.trained_with, "models": {}}
-    header = json.dumps({"format": 1, "round": 8, "leaves": len(arrays), **settings})
-    np.savez(path / "checkpoints" / "round_00000008.npz", header=np.array(header), **arrays)
-    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match="expected the state of this model and algorithm"):
-        train(cohort_runtime, path, resume=True)
-    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+def test_rejects_checkpoints_of_other_runs(cohort_runtime, whole, tmp_path):
+    path = shutil.copytree(whole, tmp_path / "run")
+    last = newest_checkpoint(path / "checkpoints")
+    for leaves, trained_with, message in (
+        (last.leaves, {}, "08.npz: expected a checkpoint with the settings of its run, found none"),
+        (last.leaves[1:], last.trained_with, "expected the state of this model and algorithm"),
+    ):
+        folder = CheckpointFolder(path / "checkpoints", keep=9, trained_with=trained_with)
+        folder.save(8, leaves, {})
+        _refused(cohort_runtime, path, message)

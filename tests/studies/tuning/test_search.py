@@ -1,7 +1,6 @@
 """Search spaces, objectives, and the flag files of best trials."""
 
 import dataclasses
-import json
 import math
 
 import pytest
@@ -28,22 +27,14 @@ _SETTINGS = searchable("digits")
     ("flag", "text", "ends"),
     [
         ("client_learning_rate", "log:0.01..1", (0.01, 1.0)),
-        ("client_learning_rate", "1e-3..2.5", (1e-3, 2.5)),
         ("q", "0.5..5/0.5", (0.5, 5.0)),
-        ("window", "5..20", (5, 20)),
         ("window", "log:5..20", (5, 20)),
         ("window", "5..20/5", (5, 20)),
-        ("client_learning_rate", "choice:0.01,0.1,1", (0.01, 0.1, 1.0)),
         ("client_shuffle", "choice:true,false", (True, False)),
         (
             "server_optimizer",
             "choice:sgd, adam:epsilon=0.01",
             ("sgd", "adam:beta_1=0.9,epsilon=0.01"),
-        ),
-        (
-            "server_optimizer",
-            "choice:adam|adam:beta_1=0.5,epsilon=0.01",
-            ("adam:beta_1=0.9,epsilon=0.001", "adam:beta_1=0.5,epsilon=0.01"),
         ),
         ("lambda_initial", "choice:0.5,0.5|0.8,0.2", ((0.5, 0.5), (0.8, 0.2))),
         ("concentration", "log:0.1..10", (0.1, 10.0)),
@@ -68,7 +59,6 @@ def test_ranges_include_both_ends(flag, text, ends):
     [
         ("client_learning_rate", "log:0.01..1", 8.0),
         ("window", "5..20/5", 7),
-        ("window", "5..20", 4),
         ("server_optimizer", "choice:sgd,adam", "momentum:momentum=0.9"),
         ("max_examples", "5..20", None),
     ],
@@ -131,27 +121,19 @@ _ODD = "1*a+b): c"
         # The worst accuracy is the smallest one, and the worst loss is the largest one.
         ("worst", 0.6, True),
         ("worst:loss", 0.9, False),
-        ("overall", 0.8, True),
-        ("superquantile:accuracy", 0.5, True),
         ("client_mean", 0.75, True),
         ("0.7*worst+0.3*overall", 0.7 * 0.6 + 0.3 * 0.8, True),
         ("2*worst + 1*overall + superquantile", (2 * 0.6 + 0.8 + 0.5) / 4, True),
-        ("worst:loss+superquantile:loss", 0.7, False),
-        ("domain(often)", 0.9, True),
         ("domain(rare):loss", 0.6, False),
         (f"domain({_ODD})+3*domain(often):accuracy", (0.7 + 3 * 0.9) / 4, True),
     ],
 )
 def test_objective_equals_weighted_mean(text, value, higher):
     domains = {"often": 0.9, "rare": 0.6, _ODD: 0.7}
-    all_clients = {"mean": 0.75, "superquantile": 0.5}
+    over_clients = {name: {"mean": 0.75, "superquantile": 0.5} for name in _MEASURES}
     result = {
         "domains": {name: {"loss": v, "accuracy": v} for name, v in domains.items()},
-        "overall": {
-            "loss": 0.8,
-            "accuracy": 0.8,
-            "over_clients": dict.fromkeys(_MEASURES, all_clients),
-        },
+        "overall": {"loss": 0.8, "accuracy": 0.8, "over_clients": over_clients},
         "worst": {"loss": {"value": 0.9}, "accuracy": {"value": 0.6}},
     }
     objective = parse_objective(text, _MEASURES, list(domains))
@@ -162,15 +144,14 @@ def test_objective_equals_weighted_mean(text, value, higher):
 
 
 def test_objectives_are_computed_from_result_json():
+    def value(text, report):
+        return parse_objective(text, _MEASURES, ("a", "b")).value_in(report.to_json())
+
     report = make_evaluation({"a": 1.0 / 3, "b": 2.0 / 7})
     for text in ("worst", "overall:loss", "superquantile", "client_mean:loss", "domain(b):loss"):
-        objective = parse_objective(text, _MEASURES, ("a", "b"))
-        value = objective.value_in(json.loads(json.dumps(report.to_json())))
-        assert value is not None and math.isfinite(value)
-    few = dataclasses.replace(report, worst_min_examples=5)
-    assert parse_objective("worst", _MEASURES).value_in(few.to_json()) is None
-    diverged = make_evaluation({"a": 1.0, "b": math.inf})
-    assert parse_objective("overall:loss", _MEASURES).value_in(diverged.to_json()) is None
+        assert math.isfinite(value(text, report))
+    assert value("worst", dataclasses.replace(report, worst_min_examples=5)) is None
+    assert value("overall:loss", make_evaluation({"a": 1.0, "b": math.inf})) is None
 
 
 def test_default_objective_is_accuracy_or_else_loss():
@@ -181,9 +162,7 @@ def test_default_objective_is_accuracy_or_else_loss():
 
 @golden.values
 def test_invalid_objective_raises_user_error(case):
-    with pytest.raises(UserError, match=r"^--objective: ") as e:
-        parse_objective(case, _MEASURES, ("often", "rare"))
-    return str(e.value)
+    return golden.refusal(parse_objective, case, _MEASURES, ("often", "rare"))
 
 
 # --- Searches have methods, and write flag files for `train` and `compare`
@@ -303,22 +282,20 @@ def test_rejects_methods_of_two_stages():
 
 
 def test_search_keeps_the_secure_minimum_of_clients():
-    search = "clients_per_round=1..8"
-    arm = _arms(search)["fed_avg"]
-    task = arm.spec({}, 9).load_task()
-    arm.check(9, task)
-    secure = _arms(search, "--aggregation=secure", "--clients_per_round=4")["fed_avg"]
+    secure = _arms("clients_per_round=1..8", "--aggregation=secure")["fed_avg"]
     with pytest.raises(UserError, match=r"--clients_per_round: expected at least --secure_min_cli"):
-        secure.check(9, task)
+        secure.check(9, secure.spec({}, 9).load_task())
 
 
 def test_identity_depends_on_file_contents(tmp_path):
     file = tmp_path / "model.keras"
-    file.write_bytes(b"one")
+    file.touch()
     arms = {"fed_avg": _arms(_SEARCH, f"--initial_model={file}")["fed_avg"]}
     task = _arms()["fed_avg"].spec({}, 9).load_task()
-    before = identity(arms, "worst", (9,), task)
-    assert identity(arms, "worst", (9,), task) == before
-    file.write_bytes(b"another")
-    after = identity(arms, "worst", (9,), task)
-    assert [key for key in before if before[key] != after[key]] == ["files"]
+    identities = []
+    for content in (b"one", b"one", b"another"):
+        file.write_bytes(content)
+        identities.append(identity(arms, "worst", (9,), task))
+    first, same, other = identities
+    assert first == same
+    assert [key for key in first if first[key] != other[key]] == ["files"]
