@@ -327,12 +327,12 @@ def test_stores_have_the_examples_of_arrays(tmp_path, format_):
     store = load_store(tmp_path / "s")
     assert [*store.client_counts("train")] == sorted({record.client for record in records})
     for client in store.client_ids("train"):
-        own = [record for record in records if record.client == client]
+        selected = [record for record in records if record.client == client]
         columns = store.columns("train", client, store.description.features)
-        assert columns.pop("domain").tolist() == [record.domain.encode() for record in own]
-        assert columns.keys() == own[0].features.keys()
+        assert columns.pop("domain").tolist() == [record.domain.encode() for record in selected]
+        assert columns.keys() == selected[0].features.keys()
         for name, column in columns.items():
-            np.testing.assert_array_equal(column, [record.features[name] for record in own])
+            np.testing.assert_array_equal(column, [record.features[name] for record in selected])
 
 
 @golden.values

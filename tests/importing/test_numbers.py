@@ -51,9 +51,9 @@ def test_statistics_use_training_clients(tmp_path, standardize):
     assert [one.missing for one in result] == np.isnan(training_rows).sum(axis=0).tolist()
     # A test client's inputs use the training clients' statistics.
     client = store.client_ids("test")[0]
-    own = numbers[client == _WHO]
-    expected = (own - mean) / deviation if standardize else own
-    expected = np.concatenate([np.nan_to_num(expected), np.isnan(own)], axis=1)
+    rows = numbers[client == _WHO]
+    expected = (rows - mean) / deviation if standardize else rows
+    expected = np.concatenate([np.nan_to_num(expected), np.isnan(rows)], axis=1)
     x = store.columns("test", client, {"x": store.description.features["x"]})["x"]
     np.testing.assert_allclose(x, expected, rtol=1e-6, atol=1e-6)
     kinds = [remark.kind for remark in report.remarks]

@@ -218,14 +218,14 @@ def test_type_hints_refer_to_each_files_classes(tmp_path, future, where):
     text, neighbours = textwrap.dedent(_OPTIONS.format(future)), {}
     if where == "module":
         neighbours, text = {"parts.py": text}, "from parts import Kind, Options"
-    found = set()
+    classes = set()
     for folder in ("a", "b", "a"):
         file = _file(tmp_path / folder, text, neighbours)
         options, kind = (file.value(name, "a class", callable) for name in ("Options", "Kind"))
         assert typing.get_type_hints(options) == {"size": int, "kind": typing.Optional[kind]}
         assert options() == options(3)
-        found.add(options)
-    assert len(found) == 3
+        classes.add(options)
+    assert len(classes) == 3
 
 
 @golden.values

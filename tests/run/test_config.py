@@ -34,10 +34,10 @@ def test_shared_flag_has_one_type_and_help():
 
 def test_only_client_limits_belong_to_several_option_kinds():
     limits = {flag.name for flag in option_flags(ClientLimits, prefix="limit_")}
-    own = {("run", flag.name) for flag in option_flags(RunConfig)}
+    settings = {("run", flag.name) for flag in option_flags(RunConfig)}
     for kind, _, options in registered_settings():
-        own |= {(kind, flag.name) for flag in option_flags(options) if flag.name not in limits}
-    names = [name for _, name in own]
+        settings |= {(kind, flag.name) for flag in option_flags(options) if flag.name not in limits}
+    names = [name for _, name in settings]
     assert len(names) == len(set(names))
 
 

@@ -301,7 +301,7 @@ def _clients(dataset: Any) -> dict[str, Any]:
 
 
 def _changed(clients: dict[str, Any]) -> dict[str, Any]:
-    """Returns clients of which the first one has other labels."""
+    """Returns clients, the first one with other labels."""
     first = next(iter(clients))
     return {**clients, first: {**clients[first], "y": clients[first]["y"] + np.float32(1)}}
 
