@@ -84,7 +84,9 @@ def test_vocabulary_has_most_frequent_training_words(tmp_path):
             words.update(text.split())
             sentences[domain] += 1
     expected = sorted(words.items(), key=lambda item: (-item[1], item[0]))[:25]
-    content = ArrowStore(store).content
+    opened = ArrowStore(store)
+    assert opened.description.kind == "text"
+    content = opened.content
     assert list(content.vocabulary) == expected
     lengths = {domain: n for split, domain, _, n in content.sentence_lengths if split == "train"}
     assert lengths == sentences
