@@ -56,7 +56,7 @@ class Imports:
         self._root = checkout
 
     def nearest_tests(self, file: str) -> list[str]:
-        """Returns the test files that import a module, directly or indirectly, nearest first."""
+        """Returns the test files that import a module, nearest first, each folder's together."""
         words = set(re.split(r"[/_.]", file))
 
         def rank(test: str) -> tuple[float, int]:
@@ -64,7 +64,10 @@ class Imports:
             return self._distance(test, file) - shared, (self._root / test).stat().st_size
 
         tests = [path.relative_to(self._root).as_posix() for path in self._test_files()]
-        return sorted((t for t in tests if self._distance(t, file) < 99), key=rank)[:_MAX_FILES]
+        nearest = sorted((t for t in tests if self._distance(t, file) < 99), key=rank)[:_MAX_FILES]
+        # pytest loses the fixtures of a folder that it enters twice.
+        folders = list(dict.fromkeys(test.split("/")[1] for test in nearest))
+        return sorted(nearest, key=lambda test: folders.index(test.split("/")[1]))
 
     def _test_files(self) -> Iterator[Path]:
         return (self._root / "tests").rglob("test_*.py")
