@@ -175,6 +175,17 @@ def test_domain_figure_draws_the_worst_domains():
     assert "$two$" in _draw(figure)
 
 
+def test_legend_does_not_shrink_domain_axes():
+    values = {f"domain {k}": Estimate(k / 3) for k in range(3)}
+    heights = []
+    for count in (1, 3):
+        series = [Series(f"method {k}", values) for k in range(count)]
+        figure = domain_figure(series, "loss", Unit.NONE, False)
+        _draw(figure)
+        heights.append(figure.get_size_inches()[1] * figure.axes[0].get_position().height)
+    assert heights[1] > 0.7 * heights[0]
+
+
 _LABEL = "0.123456; style:  one #s0"
 _NUMBER = r"-?\d+\.?\d*(?![\w.])"
 

@@ -32,7 +32,7 @@ from tff_agnostic.runtimes.registry import RUNTIMES
 
 ray = pytest.importorskip("ray")
 from tff_agnostic.runtimes.ray import RayRuntime  # noqa: E402
-from tff_agnostic.runtimes.ray_pool import WorkerPool  # noqa: E402
+from tff_agnostic.runtimes.ray_pool import WorkerPool, _room_on  # noqa: E402
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -216,6 +216,12 @@ def test_rejects_more_workers_than_clients():
     runtime.check_clients_per_round(3)
     with pytest.raises(UserError, match=r"num_workers: .*clients_per_round = 2, found 3"):
         runtime.check_clients_per_round(2)
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [({}, 0), ({"GPU": 1.0}, 2), ({"GPU": 9.0}, 4)])
+def test_node_has_room_for_its_cpus_and_gpus(gpus, workers):
+    options = RayOptions(cpus_per_worker=2, gpus_per_worker=0.5)
+    assert _room_on({"CPU": 8.0, **gpus}, options) == workers
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 from plan_runner import cli, plan_pb2
@@ -43,6 +44,13 @@ def rows(folder):
 def state(folder):
     tensors = read_checkpoint(folder / "server_state.ckpt", "the state")
     return {name: value.item() for name, value in tensors.items()}
+
+
+def test_plans_are_trusted_only_on_request():
+    values = flags.FlagValues()
+    cli.define_flags(values)
+    values(["run_plan"])
+    assert not values.trust
 
 
 # --- Verification
