@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import golden
-from tests.support.platform import MISSING_TFF, has_tff, lacks_tff
+from tests.support.platform import MISSING_TFF, lacks_tff, names_tff
 
 if TYPE_CHECKING:
     from tff_agnostic.runtimes.cohort import CohortRuntime
@@ -75,7 +75,7 @@ def pytest_runtest_makereport(
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Skips files that import TensorFlow Federated if it is not installed."""
     report = yield
-    if report.failed and MISSING_TFF in str(report.longrepr) and not has_tff():
+    if report.failed and names_tff(str(report.longrepr)):
         report.outcome, report.longrepr = "skipped", (report.nodeid, 0, MISSING_TFF)
     return report
 

@@ -103,6 +103,7 @@ def test_domain_fn_may_return_names(tmp_path):
     ],
 )
 def test_unsupported_tff_sources_raise(source, message):
+    pytest.importorskip("tensorflow_federated")
     with pytest.raises(UserError, match=message) as refused:
         clients = tff_clients.from_tff(source)
         clients.read(clients.client_ids[0])

@@ -146,7 +146,7 @@ def train(
         >>> problem, clients = classification(network, arrays, ["common", "rare"])
         >>> algorithm = agnostic_fed_avg(problem, AgnosticFedAvgOptions())
         >>> trained = train(algorithm, clients, rounds=2, clients_per_round=4, runtime=runtime)
-        >>> trained.state.round_num, [w.shape for w in trained.models["model"].trainable]
+        >>> int(trained.state.round_num), [w.shape for w in trained.models["model"].trainable]
         (2, [(4, 2), (2,)])
     """
     if cohorts is None:
