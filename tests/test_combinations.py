@@ -1,5 +1,6 @@
 """Each row of `combinations.py` trains, resumes, and agrees with streamed plain sums."""
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from binaries import train
 from tests.support.algorithms import build
 from tests.support.clients import empty_client, random_client, spoiled_client
-from tests.support.combinations import FACTORS, Row, covering
+from tests.support.combinations import FACTORS, REFUSED, Row, covering, pairs
 from tests.support.commands import TOY, Caller
 from tests.support.comparing import assert_identical, flat
 from tests.support.options import make_options
@@ -60,6 +61,7 @@ _CLIENTS = ClientsInMemory(
 
 @pytest.fixture(scope="module")
 def runtimes(request):
+    """A function that returns the started runtime of a name."""
     with running_runtimes(request) as get:
         yield get
 
@@ -150,21 +152,35 @@ def _weights(algorithm: Any, state: Any) -> np.ndarray:
     return flat(algorithm.main_model(state.algorithm).trainable)
 
 
-@pytest.mark.parametrize(
-    ("flags", "field"),
-    [
-        ("--privacy=distributed", "aggregation"),
-        ("--privacy=central --cohort_sampling=turns", "cohort_sampling"),
-        ("--privacy=tree --cohort_sampling=uniform", "cohort_sampling"),
-        ("--runtime=tff --update_aggregator=robust --privacy=central", "update_aggregator"),
-        ("--runtime=tff --update_aggregator=robust --aggregation=secure", "update_aggregator"),
-        ("--update_aggregator=secure", "update_aggregator"),
-    ],
-)
-def test_refused_choices_raise_user_error(tmp_path, monkeypatch, flags, field):
+def test_rows_pair_every_algorithm_and_privacy():
+    assert len(_ROWS) <= 56
+    met = set().union(*map(pairs, _ROWS))
+    assert not met & REFUSED
+    for algorithm, privacy in itertools.product(FACTORS["algorithm"], FACTORS["privacy"]):
+        assert {("algorithm", algorithm), ("privacy", privacy)} in met
+
+
+_FLAGS = {
+    ("privacy", "none"): (),
+    **{("privacy", p): (f"--privacy={p}", "--noise_multiplier=1") for p in FACTORS["privacy"][1:]},
+    **{("aggregation", a): (f"--aggregation={a}",) for a in FACTORS["aggregation"]},
+    **{("runtime", r): (f"--runtime={r}",) for r in ("tff", "ray")},
+    **{("runtime", m): (f"--client_mode={m}",) for m in ("streamed", "vectorised")},
+    **{("cohort_sampling", s): (f"--cohort_sampling={s}",) for s in FACTORS["cohort_sampling"]},
+    **{("update_aggregator", u): (f"--update_aggregator={u}",) for u in UPDATE_AGGREGATORS},
+    ("update_aggregator", "dp"): ("--update_aggregator=dp:noise_multiplier=0.01",),
+}
+
+
+@pytest.mark.parametrize("pair", sorted(map(sorted, REFUSED)), ids=str)
+def test_refused_pair_raises_user_error(tmp_path, monkeypatch, pair):
     monkeypatch.chdir(tmp_path)
-    noise = ("--noise_multiplier=1",) if "privacy" in flags else ()
-    # TFF's aggregators are rejected before a runtime starts.
-    call = Caller(None if "update_aggregator" in flags else {})
-    message = call.refused(tmp_path, train, *TOY, *flags.split(), *noise)
-    assert f"--{field}" in message
+    row = {"runtime": "tff"} if pair[1][0] == "update_aggregator" else {}
+    if ("privacy", "distributed") in pair:
+        row["aggregation"] = "secure"
+    row.update(pair)
+    flags = [flag for choice in row.items() for flag in _FLAGS[choice]]
+    # Commands reject TFF's aggregators before a runtime, such as Ray, starts.
+    call = Caller(None if "update_aggregator" in row else {})
+    message = call.refused(tmp_path, train, *TOY, *flags)
+    assert any(f"--{choice[0]}" in message for choice in pair), message

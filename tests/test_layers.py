@@ -196,7 +196,54 @@ def test_only_listed_files_import_tff():
 
 
 def test_algorithm_files_import_only_public_computations():
-    for path in (_ROOT / "algorithms").glob("*.py"):
-        if re.search(r"^ALGORITHM = ", text := path.read_text(), re.MULTILINE):
-            modules = set(re.findall(rf"^from ({_PACKAGE}\.comp\S*) import", text, re.MULTILINE))
-            assert modules <= {f"{_PACKAGE}.computations"}, path.name
+    texts = {path.stem: path.read_text() for path in (_ROOT / "algorithms").glob("*.py")}
+    texts = {name: t for name, t in texts.items() if re.search("^ALGORITHM = ", t, re.MULTILINE)}
+    assert "agnostic_fed_avg" in texts
+    for name, text in texts.items():
+        modules = [module for _, module in _imported(ast.parse(text))]
+        core = {module for module in modules if module.startswith(f"{_PACKAGE}.computations")}
+        assert core == {f"{_PACKAGE}.computations"}, name
+
+
+# --- The rules find what they forbid
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from absl import flags",
+        "import argparse",
+        "from tff_agnostic.program.options.flags import build",
+        "from tff_agnostic.program.runs.spec import RunSettings",
+        "from tff_agnostic.algorithms import ALGORITHMS",
+        "from binaries import train",
+        "print('hello')",
+        "raise ValueError('use --lambda_set')",
+        "import json",
+        "import sys; sys.exit(1)",
+    ],
+)
+def test_forbidden_line_in_library_is_found(line):
+    tree = ast.parse(line)
+    assert [*_faults(tree, "computations"), *_upward_imports(tree, "computations")]
+
+
+@pytest.mark.parametrize(
+    ("line", "folder"),
+    [
+        ("from tff_agnostic.base.errors import UserError", "plan_runner"),
+        ("import fleet.keys", "plan_runner"),
+        ("from tff_agnostic.base.errors import UserError", "fleet"),
+        ("import tensorflow as tf", "fleet/secure_aggregation"),
+        ("from flwr.app import Message", "fleet/node_noise"),
+        ("from plan_runner.errors import PlanError", "fleet/secure_aggregation"),
+    ],
+)
+def test_forbidden_import_in_folder_is_found(line, folder):
+    assert [*_foreign_imports(ast.parse(line), folder)]
+
+
+@pytest.mark.parametrize("line", ["from plan_runner import export", "from fleet import keys"])
+def test_deployment_imports_plan_messages_only(line):
+    assert [*_runner_imports(ast.parse(line), "deployment")]
+    assert not [*_runner_imports(ast.parse("from plan_runner import plan_pb2"), "deployment")]

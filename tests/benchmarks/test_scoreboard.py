@@ -1,10 +1,13 @@
-"""The scoreboard: comparisons of made-up trials, and its data sets."""
+"""The scoreboard: comparisons of made-up trials, its page, and its data sets."""
+
+import csv
 
 import numpy as np
 import pytest
 
-from benchmarks.scoreboard import DATA_SETS, Board, DataSet
+from benchmarks.scoreboard import DATA_SETS, Board, DataSet, data_arguments, page
 from tff_agnostic.base.report_fields import Unit
+from tff_agnostic.importing.options import ImportOptions
 from tff_agnostic.metrics.intervals import Resampled
 from tff_agnostic.models.model import Measure
 from tff_agnostic.program.options.tasks import check_task_options
@@ -49,7 +52,9 @@ def _comparison(rows, measure, noise=0.002) -> Comparison:
 
 
 def _board(rows, measure, choice, noise=0.002) -> Board:
-    return Board(DataSet("toys", "digits"), _comparison(rows, measure, noise), choice, {})
+    data = DataSet("toys of three kinds", "digits", source="a shop")
+    missing = {"last_layer": "its model has one layer"}
+    return Board(data, _comparison(rows, measure, noise), choice, missing)
 
 
 def test_payers_are_domains_that_are_significantly_worse():
@@ -79,6 +84,20 @@ def test_choice_is_compared_with_best_method(measure, worsts, noise, expected):
     assert (board.is_worse, board.best, board.is_near) == expected
 
 
+def test_page_lists_results_and_missing_files():
+    rows = {"fed_avg": (0.9, 0.8, 0.5), "uniform": (0.84, 0.8, 0.62), "frozen": (0.7, 0.86, 0.69)}
+    text = page({"toys": _board(rows, _ACCURACY, "uniform")}, {"adult": ("adult",)})
+    words = " ".join(text.split())
+    for part in (
+        "- adult was not run: it needs adult",
+        "toys of three kinds. Source: a shop.",
+        "- last_layer has no result: its model has one layer",
+        "| uniform (chosen) | 62.0 (c) | +12.0 points (",
+        "| a | 3 |",
+    ):
+        assert part in words, part
+
+
 def test_every_method_resolves_on_each_data_set():
     for name, data in DATA_SETS.items():
         check_task_options(data.task, data.task_options)
@@ -87,3 +106,77 @@ def test_every_method_resolves_on_each_data_set():
             arm.pop("lambda_baselines", None)
             spec = resolve(data.task, arm, data.task_options, shared=dict(data.settings))
             assert spec.config.rounds == data.settings.get("rounds", spec.config.rounds), name
+
+
+def test_shared_arguments_override_those_of_data_set():
+    data = DATA_SETS["hard_digits"]
+    given = data_arguments(data, {"task": "custom", "model": "model.py"}, {"tries": 2, "rounds": 7})
+    assert (given.args.task, given.args.tries, given.args.objective) == ("custom", 2, "worst")
+    assert given.settings == {**data.settings, "rounds": 7, "evaluate_every": 7}
+
+
+def test_flights_without_plane_or_arrival_are_skipped(tmp_path):
+    head = "month,day,hour,minute,dep_delay,distance,arr_delay,carrier,tailnum,origin"
+    flights = ["1,2,3,4,5,600,15,UA,N1,EWR", "1,2,3,4,5,600,16,OO,N2,JFK"]
+    flights += ["1,2,3,4,5,600,NA,UA,N1,EWR", "1,2,3,4,5,600,1,UA,,EWR"]
+    (tmp_path / "flights.csv").write_text("\n".join([head, *flights]))
+    first, *rows = map(list, DATA_SETS["flights"].table([tmp_path / "flights.csv"]))
+    assert first[:4] == ["plane", "carrier", "late", "origin"]
+    numbers = ["1", "2", "3", "4", "5", "600"]
+    assert rows == [["N1", "UA", 0, "EWR", *numbers], ["N2", "regional", 1, "JFK", *numbers]]
+
+
+def test_speeches_have_speakers_and_languages(tmp_path):
+    for language in ("nl", "de"):
+        rows = '"speaker","chair","text"\n"A. B.",FALSE,"One , two ."\n"C.",TRUE,"Order !"\n'
+        (tmp_path / f"{language}.csv").write_text(rows)
+    head, *rows = map(list, DATA_SETS["speeches"].table([tmp_path]))
+    assert head == ["speaker", "language", "chair", "text"]
+    assert rows[1:3] == [["de/C.", "de", 1, "Order !"], ["nl/A. B.", "nl", 0, "One , two ."]]
+
+
+def test_languages_table_joins_three_sources(tmp_path):
+    posts = tmp_path / "beer"
+    posts.mkdir()
+    row = '<row Id="1" PostTypeId="1" OwnerUserId="7" Body="&lt;p&gt;Is it cold?&lt;/p&gt;" />'
+    (posts / "Posts.xml").write_text(f"<posts>{row}</posts>")
+    (tmp_path / "plays").mkdir()
+    (tmp_path / "plays" / "input.txt").write_text("KING:\nGo hence.\n\nQUEEN:\nI stay.\n")
+    (tmp_path / "es" / "es-MX").mkdir(parents=True)
+    (tmp_path / "es" / "es-MX" / "001.txt").write_text("No está . Bueno .")
+    inputs = [posts, tmp_path / "plays", tmp_path / "es"]
+    head, *rows = map(list, DATA_SETS["languages"].table(inputs))
+    assert head == ["client", "language", "text"]
+    assert {language for _, language, _ in rows} == {"english", "shakespeare", "spanish"}
+    assert len(rows) == 5
+    assert ["shakespeare/KING", "shakespeare", "Go hence ."] in rows
+
+
+def test_table_is_written_once(tmp_path):
+    calls = []
+
+    def table(inputs):
+        calls.append(list(inputs))
+        yield "who", "kind", "label", "x"
+        for k in range(40):
+            yield f"u{k % 20}", "ab"[k % 2], k % 2, k
+
+    raw = ImportOptions(
+        format="csv",
+        client_column="who",
+        domain_column="kind",
+        label_column="label",
+        feature_columns=("x",),
+        split=("train:0.5", "heldout:0.25", "test:0.25"),
+    )
+    data = DataSet("toys", "custom", ("here",), raw=raw, table=table, model="x = 1")
+    assert data.lacks(None) == data.lacks(tmp_path) == ("here",)
+    (tmp_path / "here").mkdir()
+    assert data.lacks(tmp_path) == ()
+    read = data.prepare(tmp_path, tmp_path / "made")
+    assert data.prepare(tmp_path, tmp_path / "made") == read
+    assert calls == [[tmp_path / "here"]]
+    assert read["data"].exists() and "data_dir" not in read
+    assert read["model"] == tmp_path / "made" / "model.py"
+    with open(tmp_path / "made" / "table.csv", newline="") as file:
+        assert len(list(csv.reader(file))) == 41

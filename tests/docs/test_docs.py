@@ -43,6 +43,8 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT).with_suffix(""))
 
 
+# README must be short enough to read in two minutes.
+README_WORDS = 700
 _FEW_CLIENTS = ["--clients_per_round=2", "--max_examples=20"]
 # Clients are streamed, as TensorFlow takes longer to vectorise clients than to run two short
 # rounds.
@@ -266,6 +268,12 @@ def _headings(page: Path) -> set[str]:
     """Returns the fragments with which links name a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_readme_is_short() -> None:
+    # Comments do not count, because readers do not see them.
+    words = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text()).split()
+    assert len(words) <= README_WORDS, f"README.md has {len(words)} words"
 
 
 @pytest.mark.slow

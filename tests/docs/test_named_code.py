@@ -1,4 +1,4 @@
-"""Pages name existing code, files and defaults."""
+"""Pages name existing code, files and defaults, and answer a newcomer's questions."""
 
 import pydoc
 import re
@@ -58,10 +58,10 @@ def test_architecture_walks_name_existing_code() -> None:
         assert re.search(rf"^ *(def|class) {name}\b", code, re.MULTILINE), f"{file}: {name}"
 
 
-# --- A page has the defaults of every task
+# --- Pages have every task and its defaults
 
 
-DEFAULTS_PAGE = DOCS / "reference" / "task_defaults.md"
+PAGE, DEFAULTS_PAGE = (DOCS / "reference" / name for name in ("tasks.md", "task_defaults.md"))
 _SETTINGS = {
     "rounds": "rounds",
     "clients": "clients_per_round",
@@ -88,3 +88,22 @@ def _table() -> str:
 
 def test_page_has_task_defaults():
     assert _table() in DEFAULTS_PAGE.read_text(), f"expected in {DEFAULTS_PAGE.name}:\n{_table()}"
+
+
+@pytest.mark.slow
+def test_page_explains_every_task():
+    text = PAGE.read_text()
+    for name in DEFAULTS:
+        assert f"### `{name}`" in text and f"| [`{name}`](#{name}) |" in text
+
+
+# --- Pages answer a newcomer's questions
+
+
+def test_pages_answer_newcomer_questions():
+    table = (ROOT / "tests" / "docs" / "questions.md").read_text()
+    questions = re.findall(r"^\| (.*\?) \| ([\w/]+\.md) \| (.*) \|$", table, re.MULTILINE)
+    assert len({question for question, _, _ in questions}) == 20
+    for question, page, answer in questions:
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", (ROOT / page).read_text())
+        assert answer in " ".join(re.sub(r"[*`]", "", text).split()), question

@@ -1,7 +1,8 @@
-"""Reference pages, which are generated from code."""
+"""Reference pages, which are generated from code, and pages that the site converts."""
 
 import ast
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tff_agnostic.program.commands.registry import COMMANDS, command
 from tff_agnostic.program.options.tasks import task_flags
 from tff_agnostic.program.runs.effects import NEEDS
 from tff_agnostic.program.runs.options import run_flags, runtime_flags
-from tools.docs import api, commands
+from tools.docs import api, commands, plain, sources
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,3 +80,45 @@ def test_python_reference_has_each_public_name_once():
     (compare,) = [node for node in declared.body if getattr(node, "name", "") == "compare_runs"]
     assert [arg.arg for arg in compare.args.args] == ["rows", "folder"]
     assert [type(node) for node in compare.body] == [ast.Expr]
+
+
+def test_run_plan_and_fleet_have_their_flags(pages):
+    assert {"plan", "verify", "max_memory_gb"} <= set(entries(pages, "run_plan"))
+    assert "Default: `2.0`." in entries(pages, "run_plan")["max_memory_gb"]
+    fleet = pages[f"{commands.FOLDER}/fleet.md"]
+    assert [f"## fleet {name}" in fleet for name in ("keys", "server", "node", "demo")] == [
+        True
+    ] * 4
+    assert "%(default)s" not in fleet
+
+
+def test_sequence_diagrams_become_tables():
+    page = (
+        "A\n\n```mermaid\nsequenceDiagram\n    participant S as Server\n    S->>S: {}\n```\n\nB\n"
+    )
+    table = "A\n\n| from | to | what |\n|---|---|---|\n| Server | itself | adds |\n\nB\n"
+    assert plain.with_tables(page.format("adds")) == table
+    unknown = page.format("adds\n    loop every day")
+    assert plain.with_tables(unknown) == unknown
+    for path in (ROOT / "docs").rglob("*.md"):
+        assert "```mermaid" not in plain.with_tables(path.read_text()), path
+
+
+def test_notebook_becomes_a_page_with_outputs():
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n"]},
+        {
+            "cell_type": "code",
+            "source": ["print(1)\n", "2"],
+            "outputs": [
+                {"output_type": "stream", "text": ["1\n"]},
+                {"output_type": "execute_result", "data": {"text/plain": ["```"]}},
+                {"output_type": "display_data", "data": {"image/png": "", "text/plain": ["<F>"]}},
+            ],
+        },
+    ]
+    page = plain.notebook_page(json.dumps({"cells": cells}), "a.ipynb")
+    title, download, *blocks = page.strip().split("\n\n")
+    assert title == "# Title" and "(a.ipynb)" in download
+    assert blocks == ["```python\nprint(1)\n2\n```", "```text\n1\n```", "````text\n```\n````"]
+    assert sources.site_path("docs/tutorials/a.ipynb") == "tutorials/a_notebook.md"

@@ -304,13 +304,25 @@ class _AddsLoss(layers.Layer):
         return inputs
 
 
-def test_rejects_weights_outside_attributes():
-    if keras_platform().release == KERAS_3:
-        # Keras 3's scope includes these weights.
-        assert _build(_InMapping).num_parameters == 16
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (_InMapping, r"must be an attribute of a layer.*hidden"),
+        # Keras 2 would use this weight's initial value in every round.
+        (_InClosure, r"attributes of layers, found .*hidden"),
+    ],
+)
+def test_weights_outside_attributes_are_used_or_rejected(layer, message):
+    if keras_platform().release != KERAS_3:
+        with pytest.raises(ValueError, match=message):
+            _build(layer)
         return
-    with pytest.raises(ValueError, match=r"must be an attribute of a layer.*hidden"):
-        _build(_InMapping)
+    model = _build(layer)
+    (weight,), _ = model.initial_weights
+    x = tf.ones([1, 4])
+    for changed in (weight, weight + 1):
+        scores = model.predict(ModelWeights([changed], []), x, False, tf.zeros([2], tf.int32))
+        np.testing.assert_allclose(scores, x @ changed, rtol=1e-5)
 
 
 def _stateful() -> Model:
@@ -322,8 +334,6 @@ def _stateful() -> Model:
 
 
 _IMPURE: dict[str, tuple[Callable[[], Model], str]] = {
-    # Such a layer would use the weight's initial value in every round.
-    "closure": (lambda: _build(_InClosure), r"attributes of layers, found .*hidden"),
     "inner batch normalization": (
         lambda: _build(
             lambda: layers.Reshape([2, 2]),

@@ -161,3 +161,16 @@ def test_imports_change_no_process_state():
         [sys.executable, "-c", _GLOBAL_STATE], cwd=ROOT, check=True, capture_output=True, text=True
     )
     assert done.stdout.splitlines()[-1] == "changed:"
+
+
+@pytest.mark.slow
+def test_rejects_ineffective_absl_flags():
+    done = subprocess.run(
+        [sys.executable, "-m", "binaries.train", "--only_check_args"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: Unknown command line flag 'only_check_args'"

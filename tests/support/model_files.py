@@ -16,12 +16,6 @@ TEXTS = ModelData(TOKENS, TOKENS, ("fiction", "news"), vocabulary_size=7)
 REGRESSION = ModelData(
     tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.float32), ("a",)
 )
-MAPPING = ModelData(
-    {"age": tf.TensorSpec([None], tf.float32), "words": tf.TensorSpec([None, 2], tf.int32)},
-    INT,
-    ("a",),
-    2,
-)
 
 IMPORTS = """\
 import tensorflow as tf
@@ -33,11 +27,6 @@ losses = tf.keras.losses
 # Expressions for `build_model` to return.
 DENSE = "tf.keras.Sequential([tf.keras.Input(data.x_shape), layers.Dense(data.num_classes)])"
 LOSS = 'losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")'
-NEXT_WORD = """tf.keras.Sequential([
-        tf.keras.Input(data.x_shape, dtype=data.x_dtype),
-        layers.Embedding(data.num_ids, 3),
-        layers.Dense(data.num_ids),
-    ])"""
 
 
 def model_file(tmp_path: Path, text: str) -> Path:

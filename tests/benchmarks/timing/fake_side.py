@@ -7,11 +7,13 @@ from typing import Any, Callable
 from benchmarks.timing.side import Side
 
 SECONDS = {"slow": 1.0, "fast": 0.01}
+MEMORY: list[bytes] = []
 # Action of each behaviour in a round; `raises` succeeds in round 0.
 BEHAVIOURS: Mapping[str, Callable[[int], Any]] = {
     "good": lambda number: None,
     "sleepy": lambda number: time.sleep(0.05),
     "raises": lambda number: number and [][0],
+    "grows": lambda number: MEMORY.append(b"x" * 20_000_000),
 }
 
 

@@ -1,7 +1,4 @@
-"""Timing of rounds: counted seconds, failures, known sizes, and numbers on the page."""
-
-import sys
-from pathlib import Path
+"""Results of timings: medians, ratios, sizes of workloads, and the page's section."""
 
 import pytest
 
@@ -11,43 +8,8 @@ from benchmarks.timing.page import BEGIN, END, Page
 from benchmarks.timing.products import round_products, total_flops
 from benchmarks.timing.report import Report
 from benchmarks.timing.results import SideResult, WorkloadResult
-from benchmarks.timing.schedule import Contestant, Protocol, measure
-from benchmarks.timing.workloads import WORKLOADS, Workload
+from benchmarks.timing.workloads import WORKLOADS
 from tff_agnostic.base.errors import UserError
-
-_FAKE_SIDE = Path(__file__).with_name("fake_side.py")
-_TINY = Workload("tiny", "logistic", 3, 4, 2, features=(5,), classes=2, parameters=12)
-
-
-def _command(behaviour: str) -> list[str]:
-    workload = f"--workload={_TINY.to_json()}"
-    return [sys.executable, str(_FAKE_SIDE), workload, f"--algorithm={behaviour}"]
-
-
-def _fake(behaviour: str) -> Contestant:
-    return Contestant(behaviour, _TINY.describe(), lambda: _command(behaviour))
-
-
-@pytest.mark.nightly
-def test_sides_are_timed_apart_from_failed_ones(tmp_path):
-    messages: list[str] = []
-    sides = [_fake(name) for name in ("sleepy", "raises", "good:7", "settings", "good")]
-    results = measure(sides, Protocol(3, 2, 60.0, tmp_path, messages.append))
-    sleepy, raises, other_size, settings, good = results
-    for result in (sleepy, settings, good):
-        assert result.failure is None
-        assert [len(seconds) for seconds in result.seconds] == [3, 3]
-        assert len(result.first_round) == len(result.peak_bytes) == 2
-        assert min(result.peak_bytes) > 5e6
-    # Starting Python alone takes longer than a round, whose seconds do not count it.
-    assert sleepy.median >= 0.05 and good.median < 0.05 < min(good.first_round)
-    assert settings.settings == ["fast", "fast"]
-    assert raises.failure == "ended with status 1: IndexError: list index out of range"
-    wrong = "ended with status 1: expected a model of 12 parameters, found one of 7"
-    assert other_size.failure == wrong
-    assert raises.rounds == other_size.rounds == []
-    # A failed side is not started again.
-    assert messages.count("starting raises") == messages.count("starting good:7") == 1
 
 
 def _side(title: str, *repetitions: list[float], failure: str | None = None) -> SideResult:
